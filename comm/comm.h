@@ -1,0 +1,97 @@
+// What ranks may do together. One object per group of ranks; every rank of the group makes the same calls in the
+// same order. Backends: MpiComm (processes), ThreadComm (ranks as threads, for tests); NCCL and peer memory beside them.
+//
+// Two kinds of calls:
+//  - data calls (sum, gather_rows, send, recv) work on the memory of the rank's device and are ordered on `stream`
+//    (null on CPU ranks: the call has finished when it returns);
+//  - control calls (broadcast, gather_bytes, agree, barrier) work on host memory and have finished when they return.
+// A failed call throws std::runtime_error that names the Point, its number and the peer where known.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "comm/points.h"
+
+namespace k3 {
+
+using StreamHandle = void*;  // a device stream as its backend knows it; null on CPU ranks
+
+struct PointStats {
+  std::uint64_t calls = 0;
+  std::uint64_t bytes = 0;  // payload of this rank: what it contributed or received, once
+  double seconds = 0;       // host time inside the call
+};
+
+// What ended a rank's work: one line for people, and the exit code that goes with its kind.
+struct Fault {
+  int exit_code = 1;
+  std::string line;
+};
+
+// Thrown by agree() on every rank alike; `from` is the rank the fault came from.
+class AgreedFault : public std::runtime_error {
+ public:
+  AgreedFault(int from, int world, const Fault& fault);
+  int from() const { return from_; }
+  const Fault& fault() const { return fault_; }
+
+ private:
+  int from_;
+  Fault fault_;
+};
+
+class Comm {
+ public:
+  virtual ~Comm() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // data[i] <- sum over ranks of data[i]; f32; added in rank order 0, 1, ..., so every rank holds the same bits whatever
+  // the message size. size() == 1: returns at once and does not count.
+  virtual void sum(Point point, float* data, std::size_t count, StreamHandle stream) = 0;
+
+  // Column-wise gather for banded rows. Rank r holds mine[n_row, widths[r]] (contiguous); afterwards every rank holds
+  // all[n_row, sum(widths)] with rank r's columns at sum(widths[0..r)). `mine` must not overlap `all`. Widths may be 0.
+  virtual void gather_rows(Point point, const float* mine, float* all, std::size_t n_row,
+                           std::span<const std::size_t> widths, StreamHandle stream) = 0;
+
+  // Point to point, f32, matched in order per pair of ranks.
+  virtual void send(Point point, const float* data, std::size_t count, int to, StreamHandle stream) = 0;
+  virtual void recv(Point point, float* data, std::size_t count, int from, StreamHandle stream) = 0;
+
+  // Root's bytes to all; every rank passes the same size.
+  virtual void broadcast(Point point, std::span<std::byte> data, int root) = 0;
+
+  // Every rank's bytes (any length, also 0) to root, in rank order; empty result elsewhere.
+  virtual std::vector<std::vector<std::byte>> gather_bytes(Point point, std::span<const std::byte> mine, int root) = 0;
+
+  // Every rank's bytes (same length on all ranks) to every rank, in rank order.
+  virtual std::vector<std::vector<std::byte>> all_gather_bytes(Point point, std::span<const std::byte> mine) = 0;
+
+  // All ranks say whether they are well (nullopt) or what went wrong. Where at least one failed, every rank throws
+  // AgreedFault with the lowest failing rank's fault. Collective.
+  virtual void agree(const std::optional<Fault>& fault) = 0;
+
+  virtual void barrier(Point point) = 0;
+
+  // A new group of the ranks that pass the same colour, ordered by key then by rank. Collective.
+  virtual std::unique_ptr<Comm> split(int colour, int key) = 0;
+
+  const PointStats& stats(Point point) const { return stats_[static_cast<std::size_t>(point)]; }
+  // Calls of every Point together; the engine asserts how much a step may add.
+  std::uint64_t total_calls() const;
+
+ protected:
+  std::array<PointStats, static_cast<std::size_t>(Point::kCount)> stats_{};
+};
+
+}  // namespace k3

@@ -1,0 +1,269 @@
+// What layer code may ask of a device. One object per rank. Calls take effect in order on the device's stream and may
+// return before they are done; only download() and synchronize() wait. On CPU ranks everything is done on return.
+//
+// Tensors are views: row-major, last axis contiguous, sizes in elements; the memory is the device's. Any axis may be
+// empty (a rank with no heads or no experts is legal): such a call does nothing, or leaves zeros where it owns the output.
+// All activations are f32 with f32 accumulation. Per-step facts (ids, positions, slots) live in device memory
+// (BatchView), so that a captured step can be replayed with new ones; shapes are fixed at capture.
+//
+// Every op is defined by its plain loops in kernels/cpu; other backends meet the tolerance in tests/kernels.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "loader/blocks.h"
+
+namespace k3 {
+
+// A failure of the device itself (launch, memory, lost device); its own exit code.
+class DeviceError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+template <class T>
+struct View {
+  T* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t stride = 0;  // elements from one row to the next
+
+  View() = default;
+  View(T* d, std::int64_t r, std::int64_t c) : data(d), rows(r), cols(c), stride(c) {}
+  View(T* d, std::int64_t r, std::int64_t c, std::int64_t s) : data(d), rows(r), cols(c), stride(s) {}
+  operator View<const T>() const { return {data, rows, cols, stride}; }
+  T* row(std::int64_t r) const { return data + r * stride; }
+  // Columns [begin, begin + n) of every row.
+  View columns(std::int64_t begin, std::int64_t n) const { return {data + begin, rows, n, stride}; }
+  // Rows [begin, begin + n).
+  View slice(std::int64_t begin, std::int64_t n) const { return {data + begin * stride, n, cols, stride}; }
+  bool empty() const { return rows == 0 || cols == 0; }
+};
+
+// A rank's part of a weight tensor on its device: n_mat matrices of n_out rows of n_in elements. How the bytes lie
+// there (`layout`) is the backend's own business; only the backend that made a Weight can read it.
+struct Weight {
+  BlockType type = BlockType::kF32;
+  std::int64_t n_in = 0;   // elements of a row that this rank owns (columns)
+  std::int64_t n_out = 0;  // rows
+  std::int64_t n_mat = 1;  // experts or heads
+  const std::byte* data = nullptr;
+  std::int64_t row_bytes = 0;
+  std::int64_t mat_bytes = 0;
+  std::int64_t first = 0;  // elements of a row's first block that come before the band (a cut inside a block)
+  int layout = 0;
+  bool empty() const { return n_in == 0 || n_out == 0 || n_mat == 0; }
+};
+
+// A band of a stored tensor, as the plan cut it: half-open ranges on the three axes (columns, rows, matrices).
+struct HostBox {
+  BlockType type = BlockType::kF32;
+  std::array<std::int64_t, 3> dims{1, 1, 1};  // the whole tensor, fastest axis first
+  std::array<std::int64_t, 3> begin{0, 0, 0};
+  std::array<std::int64_t, 3> end{0, 0, 0};
+  const std::byte* base = nullptr;  // first byte of the whole tensor in the mapped part
+};
+
+// One owner of device memory; freed when it goes. Contents are zero at the start.
+class DeviceBuffer {
+ public:
+  virtual ~DeviceBuffer() = default;
+  virtual std::byte* data() const = 0;
+  virtual std::size_t bytes() const = 0;
+};
+
+// The tokens of one step: n_tok tokens in n_seg segments; a segment is a run of consecutive tokens of one sequence.
+// All arrays are in device memory. tok i of a segment has position pos[i]; a segment whose first position is 0 starts
+// from zero state whatever its slot held before.
+struct BatchView {
+  std::int64_t n_tok = 0;
+  std::int64_t n_seg = 0;
+  const std::int32_t* ids = nullptr;        // [n_tok]
+  const std::int32_t* pos = nullptr;        // [n_tok]
+  const std::int32_t* slot = nullptr;       // [n_tok]
+  const std::int32_t* seg_begin = nullptr;  // [n_seg + 1], first token of each segment
+};
+
+// What a sequence remembers in one KDA layer, for all slots. Heads are this rank's.
+struct KdaState {
+  float* s = nullptr;       // [n_slot, n_head, head_dim (key), head_dim (value)]
+  float* window = nullptr;  // [n_slot, conv_kernel - 1, 3 * n_head * head_dim]: raw q|k|v projections, oldest first
+  std::int64_t n_head = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t conv_kernel = 0;
+};
+
+enum class CacheType : std::uint8_t { kF32, kF16, kBF16 };
+
+// The latent cache of one MLA layer, for all slots: one row per token, [kv_latent | rope].
+struct MlaCache {
+  std::byte* rows = nullptr;  // [n_slot, n_ctx, kv_latent + rope] of `type`
+  CacheType type = CacheType::kF32;
+  std::int64_t n_ctx = 0;
+  std::int64_t kv_latent = 0;
+  std::int64_t rope = 0;
+};
+
+struct MatmulJob {
+  View<float> y;
+  View<const float> x;
+  const Weight* w = nullptr;
+};
+
+// Routed experts of one layer on this rank: matrices [expert_begin, expert_begin + gate->n_mat) of the model's, and of
+// each the ffn band the plan gave (gate and up: rows; down: columns).
+struct ExpertWeights {
+  const Weight* gate = nullptr;  // [n_mat][ffn band, moe_latent]
+  const Weight* up = nullptr;
+  const Weight* down = nullptr;  // [n_mat][moe_latent, ffn band]
+  std::int64_t expert_begin = 0;
+};
+
+struct Situ {
+  float beta = 0;    // situ(g, u) = beta*tanh(g/beta)*sigmoid(g) * lambda*tanh(u/lambda)
+  float lambda = 0;  // <= 0: u is used as it is
+};
+
+struct Candidate {
+  std::int32_t id = -1;  // in the whole vocabulary
+  float logit = 0;       // after penalties
+  float key = 0;         // what candidates are ordered by: the logit, or the perturbed logit
+};
+
+// How a vocabulary band is searched for candidates.
+struct CandidateQuery {
+  std::int32_t n = 1;          // how many to return, best first; ties: lower id first
+  float inv_temperature = 0;   // 0: order by logit; else order by logit * inv_temperature + gumbel(seed, draw, id)
+  std::uint64_t seed = 0;
+  std::uint64_t draw = 0;
+};
+
+struct CandidateResult {
+  std::vector<Candidate> best;
+  float max_logit = 0;             // over the band
+  double sum_exp = 0;              // sum of exp(logit - max_logit) over the band
+  double sum_exp_scaled = 0;       // the same for logits / temperature (equal to sum_exp when inv_temperature == 0)
+};
+
+// Work that can be run again with the same shapes and new values in device memory (a CUDA graph, or just the calls).
+class Replay {
+ public:
+  virtual ~Replay() = default;
+  virtual void run() = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // ---- the device -----------------------------------------------------------------------------------------------
+  virtual std::string describe() const = 0;  // "cpu: 2 threads", "cuda 3: NVIDIA H200, sm_90a"
+  virtual void* stream() const = 0;          // for Comm; null on the CPU
+  virtual std::size_t free_bytes() const = 0;
+  virtual std::unique_ptr<DeviceBuffer> allocate(std::size_t bytes) = 0;
+  virtual void upload(void* device, const void* host, std::size_t bytes) = 0;    // host memory may be reused on return
+  virtual void download(void* host, const void* device, std::size_t bytes) = 0;  // waits
+  virtual void copy(void* to, const void* from, std::size_t bytes) = 0;          // device to device
+  virtual void zero(void* device, std::size_t bytes) = 0;
+  virtual void synchronize() = 0;
+  // Records the calls `body` makes; run() repeats them. Data calls of Comm on stream() may be among them.
+  virtual std::unique_ptr<Replay> capture(const std::function<void()>& body) = 0;
+
+  // ---- weights --------------------------------------------------------------------------------------------------
+  // Brings a band to the device, in the layout this backend's kernels want. `storage` receives the memory that must
+  // outlive the Weight (nothing where the mapped file itself can be used). box.base must stay valid until then.
+  virtual Weight load(const HostBox& box, std::vector<std::unique_ptr<DeviceBuffer>>& storage) = 0;
+  // Device bytes load() will take for this box.
+  virtual std::size_t loaded_bytes(const HostBox& box) const = 0;
+
+  // ---- dense ----------------------------------------------------------------------------------------------------
+  // y[n_tok, n_out] = x[n_tok, n_in] . w[n_out, n_in]^T for each job. The jobs do not depend on each other, so a backend
+  // may run them as one kernel. Throws std::invalid_argument naming both shapes.
+  virtual void matmul(std::span<const MatmulJob> jobs) = 0;
+  // Per head h of w->n_mat: y[:, h*n_out ...] = x[:, h*x_head ... + n_in] . w[h]^T. x_head, y_head: elements between heads.
+  virtual void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head,
+                           const Weight& w) = 0;
+  // y[i] = row ids[i] of the table where vocab_begin <= ids[i] < vocab_begin + n_out, else zeros.
+  virtual void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin) = 0;
+
+  // ---- residual stream ------------------------------------------------------------------------------------------
+  // Residual-attention mix of the bank's n_bank streams and x (kimi-k3.md section 3), then RMS norm:
+  //   score_s = sum_i w_i s_i / sqrt(mean(s^2) + eps); p = softmax; h = sum_s p_s s; y = norm_w * h / sqrt(mean(h^2)+eps).
+  // bank: [n_bank][n_tok, hidden], bank_stride elements apart. n_bank == 0: h = x. probs, where not null: [n_tok, n_bank+1].
+  virtual void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank,
+                        std::int64_t bank_stride, const float* score_w, const float* norm_w, float eps,
+                        float* probs) = 0;
+  virtual void rms_norm(View<float> y, View<const float> x, const float* w, float eps) = 0;
+  // x = a (restart) or x + a.
+  virtual void residual(View<float> x, View<const float> a, bool restart) = 0;
+  virtual void copy_rows(View<float> y, View<const float> x) = 0;
+  // first[0] = min(first[0], layer) where x holds a NaN or an infinity. first: device memory.
+  virtual void note_nonfinite(View<const float> x, std::int32_t layer, std::int32_t* first) = 0;
+
+  // ---- KDA (kimi-k3.md section 4); d = n_head * head_dim, this rank's heads -----------------------------------------
+  // qkv = silu(causal convolution of u), both [n_tok, 3d] = [q | k | v], u the raw projections. Reads and updates the
+  // window of each segment's slot. conv: [3d, conv_kernel], tap fastest.
+  virtual void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state,
+                        const BatchView& batch) = 0;
+  // Per head of head_dim columns: y /= max(|y|_2, eps). eps is a floor on the norm, not under the root.
+  virtual void l2_norm_heads(View<float> y, std::int64_t head_dim, float eps) = 0;
+  // g = lower_bound * sigmoid(-a_h * (f + dt)), or a_h * softplus(f + dt) when safe_gate is false; a = ssm_a = -exp(A_log).
+  // beta = sigmoid(beta). Both in place: g holds f on entry.
+  virtual void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a, std::int64_t head_dim,
+                         bool safe_gate, float lower_bound) = 0;
+  // The gated delta rule; o[n_tok, d], scale 1/sqrt(head_dim) on q. Reads and updates s of each segment's slot.
+  virtual void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v,
+                        View<const float> g, View<const float> beta, const KdaState& state,
+                        const BatchView& batch) = 0;
+  // o = rms(o; w) per head * sigmoid(gate).
+  virtual void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim,
+                               float eps) = 0;
+
+  // ---- MLA (section 5) --------------------------------------------------------------------------------------------
+  // Row of each token: [rms(c[0:kv_latent]; w) | c[kv_latent:]] into its slot at its position.
+  virtual void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache,
+                          const BatchView& batch) = 0;
+  // q: [n_tok, n_head * (kv_latent + rope)], absorbed. ctx: [n_tok, n_head * kv_latent]. Token attends to positions 0..pos
+  // of its slot, all rows already appended. scale = 1/sqrt(key length per head).
+  virtual void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale, const MlaCache& cache,
+                          const BatchView& batch) = 0;
+  // y *= sigmoid(gate)
+  virtual void sigmoid_gate(View<float> y, View<const float> gate) = 0;
+
+  // ---- MoE (section 6) ----------------------------------------------------------------------------------------------
+  // Chooses k experts by sigmoid(logit) + bias (ties: lower index), best first; weights from the unbiased probabilities,
+  // normalised (floor 2^-14) if normalise, times scale unless it is 0 or 1.
+  virtual void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
+                     bool normalise, float scale) = 0;
+  // m = sum over chosen experts e on this rank of w_e * down_e . situ(gate_e . z, up_e . z); partial over ranks; zeros where
+  // a token has none here.
+  virtual void experts(View<float> m, View<const float> z, View<const std::int32_t> ids, View<const float> weights,
+                       const ExpertWeights& w, Situ situ) = 0;
+  // g = situ(g, u)
+  virtual void situ(View<float> g, View<const float> u, Situ p) = 0;
+
+  // ---- sampling -------------------------------------------------------------------------------------------------------
+  // For ids in history (device, n_hist of them, duplicates once): logit /= repetition if > 0 else *= repetition; -= presence.
+  virtual void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history, std::int64_t n_hist,
+                        float repetition, float presence) = 0;
+  // Searches one row of a vocabulary band. Waits.
+  virtual CandidateResult candidates(View<const float> logits_row, std::int64_t vocab_begin,
+                                     const CandidateQuery& query) = 0;
+};
+
+// gumbel(seed, draw, id): standard Gumbel noise from a counter-based generator, the same on every device and layout, so
+// that the token drawn does not depend on how the vocabulary is cut. Defined in kernels/cpu/sampling.cpp.
+float gumbel_noise(std::uint64_t seed, std::uint64_t draw, std::int32_t id);
+
+// The CPU backend: plain loops over `threads` threads (OpenMP).
+std::unique_ptr<Backend> make_cpu_backend(int threads);
+
+}  // namespace k3
