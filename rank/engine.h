@@ -1,0 +1,111 @@
+// One rank, whole: model file, plan, weights, state, forward pass, and the protocol by which rank 0 drives the others.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+#include "kernels/backend.h"
+#include "rank/config.h"
+#include "rank/run_config.h"
+#include "rank/sampler.h"
+
+namespace k3 {
+
+class ModelFile;
+class Plan;
+
+// Where a long operation stands; called on rank 0 only.
+struct Progress {
+  enum class Phase { kLoad, kPrefill };
+  Phase phase;
+  std::uint64_t done = 0;   // bytes (load) or tokens (prefill)
+  std::uint64_t total = 0;
+  double seconds = 0;       // since the phase began
+};
+using ProgressFn = std::function<void(const Progress&)>;
+
+// What one rank says of itself for the log.
+struct RankReport {
+  int rank = 0;
+  std::string host;
+  std::string device;
+  std::uint64_t plan_bytes = 0;      // what the plan says this rank reads
+  std::uint64_t weight_bytes = 0;    // weights on the device (mapped file bytes included)
+  std::uint64_t state_bytes = 0;     // KDA state, conv windows, MLA cache
+  std::uint64_t work_bytes = 0;      // activations
+  std::uint64_t rss_bytes = 0;       // resident set of the process, now
+  std::uint64_t peak_rss_bytes = 0;
+  double load_s = 0;
+  std::vector<PointStats> points;    // world and group communicators together, indexed by Point
+};
+
+// Times of the slowest rank are what rank 0 sees: a step ends when its candidates have arrived.
+struct StepTiming {
+  std::int64_t n_tok = 0;
+  double seconds = 0;
+};
+
+// Raised on rank 0 when a logit is NaN or infinite: names the first layer whose output was not finite.
+class NonFiniteError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class Engine {
+ public:
+  // Collective over `world`. Plans, prices, checks that all ranks opened the same model, loads; all ranks or none:
+  // a fault anywhere throws AgreedFault everywhere. `backend` outlives the engine.
+  Engine(const RunConfig& config, Comm& world, Backend& backend, const ProgressFn& progress = {});
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const RunConfig& config() const;       // with every 0 ("choose for me") replaced by what was chosen
+  const ModelConfig& model() const;
+  const ModelFile& file() const;
+  const Plan& plan() const;
+  const std::vector<std::string>& warnings() const;  // dialects met, stale counts ignored
+
+  // Ranks other than 0: does what rank 0 says until it says stop. Returns normally on stop.
+  void serve();
+
+  // ---- rank 0 only ------------------------------------------------------------------------------------------------
+  // Starts a new, empty sequence in the slot.
+  void reset(int slot);
+  // Positions held by the slot's sequence.
+  std::int64_t length(int slot) const;
+  // Appends ids to the sequence in chunks and draws the next token from the last position's logits. Throws
+  // std::invalid_argument for ids outside the vocabulary or a sequence longer than n_ctx, before anything runs.
+  // `draw` numbers the token within the sequence: same seed and draw, same noise, whatever the layout. Prompt ids
+  // (`generated` false) count for the repetition penalty only, generated ones for the presence penalty as well.
+  Decision extend(int slot, std::span<const std::int32_t> ids, const SamplerOptions& sampler, std::uint64_t draw,
+                  bool generated, const ProgressFn& progress = {});
+  // Appends ids and gives rows of logits [rows, n_vocab] to `sink`, chunk by chunk: of every id, or of the last one only.
+  void logits(int slot, std::span<const std::int32_t> ids, bool last_only,
+              const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,
+              const ProgressFn& progress = {});
+  // Collective through the protocol: every rank's report.
+  std::vector<RankReport> reports();
+  // True once any rank has been asked to stop (see request_stop).
+  bool stop_requested() const;
+  // Ends serve() on all other ranks. Also sent by the destructor if not done before and no error is unwinding.
+  void stop();
+
+  // ---- any rank, from a signal handler ------------------------------------------------------------------------------
+  // Asks for an end after the current step; rank 0 learns of it with the next step's candidates.
+  static void request_stop() noexcept;
+
+  const std::vector<StepTiming>& timings() const;  // of every forward step so far, rank 0
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace k3

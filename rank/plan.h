@@ -1,0 +1,113 @@
+// The only table of tensor names: for every tensor its shape, how it is cut, and which band each rank owns.
+// Pure arithmetic: no MPI, no device, no file contents.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/points.h"
+#include "loader/gguf.h"
+#include "rank/band.h"
+#include "rank/config.h"
+
+namespace k3 {
+
+// What a tensor is to the layer program; names as in the model's description.
+enum class Role : std::uint8_t {
+  kTokenEmbd, kOutput, kOutputNorm, kOutputResScore,
+  kAttnNorm, kFfnNorm, kAttnResScore, kFfnResScore, kAttnOutput,
+  kKdaQ, kKdaK, kKdaV, kKdaConvQ, kKdaConvK, kKdaConvV, kKdaFA, kKdaFB, kKdaDt, kKdaA, kKdaBeta, kKdaG, kKdaNorm,
+  kMlaQA, kMlaQANorm, kMlaQB, kMlaQ, kMlaKvA, kMlaKvANorm, kMlaKB, kMlaVB, kMlaGate,
+  kDenseGate, kDenseUp, kDenseDown,
+  kRouter, kRouterBias, kExpertGate, kExpertUp, kExpertDown, kRoutedDown, kRoutedUp, kRoutedNorm,
+  kSharedGate, kSharedUp, kSharedDown,
+  kCount,
+};
+const char* role_name(Role role);
+
+enum class Cut : std::uint8_t { kReplicate, kRows, kColumns, kMatrices, kMatricesRows, kMatricesColumns };
+const char* cut_name(Cut cut);
+
+// What has to be done to the stored values to get the tensor the model's description means.
+enum class Transform : std::uint8_t {
+  kNone,
+  kNegAbs,   // ssm_a stored as +exp(A_log): use -|a|
+  kProduct,  // residual score kept as norm and projection: elementwise product of the two sources
+};
+
+// Half-open ranges on (columns, rows, matrices) of a tensor.
+struct Box {
+  std::array<Band, 3> axis;
+  std::int64_t elems() const { return axis[0].size() * axis[1].size() * axis[2].size(); }
+  bool empty() const { return elems() == 0; }
+};
+
+struct PlannedTensor {
+  Role role{};
+  int layer = -1;                          // -1: not of a layer
+  std::string name;                        // as the file spells it
+  std::string name2;                       // second source of kProduct
+  BlockType type{};
+  std::array<std::int64_t, 3> dims{1, 1, 1};  // [columns, rows, matrices]; conv weights are [conv_kernel, channels, 1]
+  Cut cut = Cut::kReplicate;
+  Transform transform = Transform::kNone;
+};
+
+// Calls of each Point that one rank makes in one forward step (embed .. head) of one chunk, sampling not included.
+using CollectiveCounts = std::array<std::uint32_t, static_cast<std::size_t>(Point::kCount)>;
+
+class Plan {
+ public:
+  // Matches every tensor to its role, checks every shape, and refuses what is left over or missing (up to a handful of names
+  // and how many more). Naming dialects are mapped exactly; each adds a line to dialects(). Throws std::invalid_argument.
+  static Plan make(const ModelConfig& config, const std::vector<TensorInfo>& tensors, const Layout& layout,
+                   const std::string& file);
+
+  const ModelConfig& config() const { return config_; }
+  const Layout& layout() const { return layout_; }
+  std::span<const PlannedTensor> tensors() const { return tensors_; }
+  const std::vector<std::string>& dialects() const { return dialects_; }
+
+  // Null where the model has no such tensor (optional ones).
+  const PlannedTensor* find(Role role, int layer = -1) const;
+
+  // ---- bands; `rank` is a rank of the world --------------------------------------------------------------------
+  Band layers(int rank) const;                   // the stage's layers
+  bool has_embedding(int rank) const;            // first stage
+  bool has_head(int rank) const;                 // last stage
+  Band heads(int rank, int layer) const;
+  Band vocab_in(int rank) const;                 // rows of token_embd
+  Band vocab_out(int rank) const;                // rows of output
+  Band experts(int rank, int layer) const;       // matrices of the exps tensors
+  Band expert_ffn(int rank, int layer) const;    // ffn band inside each of them
+  Band dense_ffn(int rank, int layer) const;
+  Band shared_ffn(int rank, int layer) const;
+  Band router_rows(int rank, int layer) const;   // rows of ffn_gate_inp
+  Band latent_rows(int rank, int layer) const;   // rows of ffn_routed_down
+  Band latent_columns(int rank, int layer) const;  // columns of ffn_routed_up
+  int expert_groups() const { return expert_groups_; }
+
+  // What `rank` holds of t; empty where its stage has no such layer. Every element of every tensor is in exactly one rank's
+  // box of a tensor-parallel group, except for Cut::kReplicate, where it is in all.
+  Box box(const PlannedTensor& t, int rank) const;
+
+  // ---- what it costs ---------------------------------------------------------------------------------------------
+  std::uint64_t stored_bytes(const PlannedTensor& t) const;        // in the file
+  std::uint64_t band_bytes(const PlannedTensor& t, int rank) const;     // bytes rank must read, whole blocks
+  std::uint64_t premium_bytes(const PlannedTensor& t, int rank) const;  // of these, blocks that another rank reads as well
+  CollectiveCounts collectives(int rank) const;
+
+ private:
+  ModelConfig config_;
+  Layout layout_;
+  std::vector<PlannedTensor> tensors_;
+  std::vector<std::string> dialects_;
+  int expert_groups_ = 1;
+  // lookup: role x layer -> index
+  std::vector<int> index_;
+};
+
+}  // namespace k3
