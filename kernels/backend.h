@@ -144,6 +144,7 @@ struct CandidateQuery {
   float inv_temperature = 0;   // 0: order by logit; else order by logit * inv_temperature + gumbel(seed, draw, id)
   std::uint64_t seed = 0;
   std::uint64_t draw = 0;
+  bool by_logit = false;       // order by logit whatever inv_temperature is, which then only scales sum_exp_scaled
 };
 
 struct CandidateResult {
