@@ -31,7 +31,4 @@ class Pretokenizer {
 // valid UTF-8 character counts as a character.
 std::vector<std::size_t> chunk_borders(std::string_view text);
 
-// Bytes of the valid UTF-8 character that `text` starts with, or 0 where it starts with none. `text` is not empty.
-std::size_t utf8_length(std::string_view text);
-
 }  // namespace k3

@@ -38,7 +38,7 @@ struct Decision {
   enum class Kind {
     kToken,      // drawn: the fields below hold
     kNeedMore,   // the kept set cannot be known from these candidates: ask all ranks `next`
-    kNotFinite,  // a logit is NaN or +infinity
+    kNotFinite,  // a logit is NaN or +infinity, or all are -infinity
   };
   Kind kind = Kind::kToken;
   std::int32_t id = -1;
