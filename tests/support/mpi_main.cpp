@@ -10,33 +10,24 @@
 #include <iostream>
 #include <sstream>
 
+#include "tests/support/listener.h"
+
 namespace {
 
 int my_rank = 0;
-unsigned cases_run = 0;
 std::ostringstream report;
 
-struct AbortOnFailure : doctest::IReporter {
-  explicit AbortOnFailure(const doctest::ContextOptions&) {}
-  void report_query(const doctest::QueryData&) override {}
-  void test_run_start() override {}
-  void test_run_end(const doctest::TestRunStats& stats) override { cases_run = stats.numTestCasesPassingFilters; }
+struct AbortOnFailure : k3::test::Listener {
+  using Listener::Listener;
   // Said before the case runs: after a timeout the last line names the case that hung.
   void test_case_start(const doctest::TestCaseData& data) override {
     if (my_rank == 0) std::cout << "case: " << data.m_name << std::endl;
   }
-  void test_case_reenter(const doctest::TestCaseData&) override {}
   void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
     if (stats.failure_flags == doctest::TestCaseFailureReason::None) return;
     std::cerr << "rank " << my_rank << " failed:\n" << report.str() << std::endl;
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
-  void test_case_exception(const doctest::TestCaseException&) override {}
-  void subcase_start(const doctest::SubcaseSignature&) override {}
-  void subcase_end() override {}
-  void log_assert(const doctest::AssertData&) override {}
-  void log_message(const doctest::MessageData&) override {}
-  void test_case_skipped(const doctest::TestCaseData&) override {}
 };
 
 }  // namespace
@@ -51,7 +42,7 @@ int main(int argc, char** argv) {
   context.setOption("no-colors", true);
   context.setCout(&report);
   int result = context.run();
-  if (cases_run == 0 && !context.shouldExit()) {
+  if (AbortOnFailure::cases_run == 0 && !context.shouldExit()) {
     std::cerr << "no test case was run\n";
     result = 1;
   }
