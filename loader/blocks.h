@@ -39,10 +39,11 @@ enum class BlockType : std::uint32_t {
 
 struct BlockTraits {
   BlockType type;
-  const char* name;      // as ggml spells it: "Q8_0"
-  std::int32_t elems;    // elements in a block; a row is a whole number of blocks
-  std::int32_t bytes;    // bytes in a block
-  std::int32_t granule;  // elements that share a scale (1, 16 or 32): the finest place a band may end
+  const char* name;    // as ggml spells it: "Q8_0"
+  std::int32_t elems;  // elements in a block; a row is a whole number of blocks
+  std::int32_t bytes;  // bytes in a block
+  std::int32_t
+      granule;  // elements that share a scale (1, 16 or 32): the finest place a band may end
 };
 
 // The traits of `type`; every enumerator has them.
@@ -63,5 +64,138 @@ inline std::uint64_t block_bytes(BlockType type, std::uint64_t n_elem) {
   const BlockTraits& t = traits(type);
   return n_elem / static_cast<std::uint64_t>(t.elems) * static_cast<std::uint64_t>(t.bytes);
 }
+
+// ---- blocks as they lie in the file ---------------------------------------------------------------------------------
+// Multi-byte fields are little-endian and at even offsets, and every block but MXFP4's has an even size, so two-byte
+// alignment (which the file's alignment gives) is enough. `d`, `m`: binary16 scale and minimum. `q`: codes. A 32-bit
+// field is two 16-bit halves, low first. Field meaning: tests/data/dequant/FORMATS.md.
+
+struct BlockQ4_0 {
+  std::uint16_t d;
+  std::uint8_t q[16];
+};
+struct BlockQ4_1 {
+  std::uint16_t d, m;
+  std::uint8_t q[16];
+};
+struct BlockQ5_0 {
+  std::uint16_t d;
+  std::uint16_t h[2];
+  std::uint8_t q[16];
+};
+struct BlockQ5_1 {
+  std::uint16_t d, m;
+  std::uint16_t h[2];
+  std::uint8_t q[16];
+};
+struct BlockQ8_0 {
+  std::uint16_t d;
+  std::int8_t q[32];
+};
+struct BlockQ2_K {
+  std::uint8_t s[16];
+  std::uint8_t q[64];
+  std::uint16_t d, m;
+};
+struct BlockQ3_K {
+  std::uint8_t h[32];
+  std::uint8_t q[64];
+  std::uint8_t s[12];
+  std::uint16_t d;
+};
+struct BlockQ4_K {
+  std::uint16_t d, m;
+  std::uint8_t s[12];
+  std::uint8_t q[128];
+};
+struct BlockQ5_K {
+  std::uint16_t d, m;
+  std::uint8_t s[12];
+  std::uint8_t h[32];
+  std::uint8_t q[128];
+};
+struct BlockQ6_K {
+  std::uint8_t ql[128];
+  std::uint8_t qh[64];
+  std::int8_t s[16];
+  std::uint16_t d;
+};
+struct BlockIQ1_S {
+  std::uint16_t d;
+  std::uint8_t q[32];
+  std::uint16_t h[8];
+};
+struct BlockIQ1_M {
+  std::uint8_t q[32];
+  std::uint8_t h[16];
+  std::uint16_t s[4];
+};
+struct BlockIQ2_XXS {
+  struct Group {
+    std::uint8_t q[4];
+    std::uint16_t w[2];
+  };
+  std::uint16_t d;
+  Group g[8];
+};
+struct BlockIQ2_XS {
+  std::uint16_t d;
+  std::uint16_t q[32];
+  std::uint8_t s[8];
+};
+struct BlockIQ2_S {
+  std::uint16_t d;
+  std::uint8_t q[32];
+  std::uint8_t sign[32];
+  std::uint8_t h[8];
+  std::uint8_t s[8];
+};
+struct BlockIQ3_XXS {
+  std::uint16_t d;
+  std::uint8_t q[64];
+  std::uint16_t w[8][2];
+};
+struct BlockIQ3_S {
+  std::uint16_t d;
+  std::uint8_t q[64];
+  std::uint8_t h[8];
+  std::uint8_t sign[32];
+  std::uint8_t s[4];
+};
+struct BlockIQ4_NL {
+  std::uint16_t d;
+  std::uint8_t q[16];
+};
+struct BlockIQ4_XS {
+  std::uint16_t d;
+  std::uint16_t sh;
+  std::uint8_t sl[4];
+  std::uint8_t q[128];
+};
+struct BlockMXFP4 {
+  std::uint8_t e;
+  std::uint8_t q[16];
+};
+struct BlockTQ1_0 {
+  std::uint8_t q[48];
+  std::uint8_t h[4];
+  std::uint16_t d;
+};
+struct BlockTQ2_0 {
+  std::uint8_t q[64];
+  std::uint16_t d;
+};
+
+static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20);
+static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24);
+static_assert(sizeof(BlockQ8_0) == 34);
+static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110 && sizeof(BlockQ4_K) == 144);
+static_assert(sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210);
+static_assert(sizeof(BlockIQ1_S) == 50 && sizeof(BlockIQ1_M) == 56);
+static_assert(sizeof(BlockIQ2_XXS) == 66 && sizeof(BlockIQ2_XS) == 74 && sizeof(BlockIQ2_S) == 82);
+static_assert(sizeof(BlockIQ3_XXS) == 98 && sizeof(BlockIQ3_S) == 110);
+static_assert(sizeof(BlockIQ4_NL) == 18 && sizeof(BlockIQ4_XS) == 136);
+static_assert(sizeof(BlockMXFP4) == 17);
+static_assert(sizeof(BlockTQ1_0) == 54 && sizeof(BlockTQ2_0) == 66);
 
 }  // namespace k3

@@ -64,23 +64,23 @@ struct Value {
   using Data =
       std::variant<std::uint8_t, std::int8_t, std::uint16_t, std::int16_t, std::uint32_t,
                    std::int32_t, std::uint64_t, std::int64_t, float, double, bool, std::string,
-                   std::vector<std::uint8_t>, std::vector<std::int8_t>,
-                   std::vector<std::uint16_t>, std::vector<std::int16_t>,
-                   std::vector<std::uint32_t>, std::vector<std::int32_t>,
+                   std::vector<std::uint8_t>, std::vector<std::int8_t>, std::vector<std::uint16_t>,
+                   std::vector<std::int16_t>, std::vector<std::uint32_t>, std::vector<std::int32_t>,
                    std::vector<std::uint64_t>, std::vector<std::int64_t>, std::vector<float>,
                    std::vector<double>, std::vector<std::string>, BoolArray, NestedArray>;
   Data data;
 
   Value() = default;
   template <class T>
-    requires(!std::is_same_v<std::decay_t<T>, Value> && !std::is_convertible_v<T, const char*>)
-  Value(T&& v) : data(std::forward<T>(v)) {}  // NOLINT: metadata is written as plain values
+  requires(!std::is_same_v<std::decay_t<T>, Value> && !std::is_convertible_v<T, const char*>)
+      Value(T&& v)
+      : data(std::forward<T>(v)) {}  // NOLINT: metadata is written as plain values
   Value(const char* s) : data(std::string(s)) {}
 
   ValueType type() const;          // kArray for every array
   ValueType element_type() const;  // of an array; type() of a scalar
   bool is_array() const { return type() == ValueType::kArray; }
-  std::size_t size() const;     // elements of an array; 1 for a scalar
+  std::size_t size() const;      // elements of an array; 1 for a scalar
   std::string describe() const;  // "u32 4", "string", "array of 93 i32": for errors and listings
   bool operator==(const Value&) const = default;
 };
@@ -159,16 +159,18 @@ struct TensorInfo {
 struct GgufHeader {
   std::string file;
   std::uint32_t version = 0;
-  std::uint64_t alignment = 0;   // of tensor data, bytes
-  std::uint64_t data_begin = 0;  // offset of the data section: the header rounded up to the alignment
+  std::uint64_t alignment = 0;  // of tensor data, bytes
+  std::uint64_t data_begin =
+      0;  // offset of the data section: the header rounded up to the alignment
   std::uint64_t header_bytes = 0;
   Metadata metadata;
   std::vector<TensorInfo> tensors;  // in the order of the file
 };
 
 struct GgufReadOptions {
-  int part = 0;              // copied into each TensorInfo
-  bool header_only = false;  // the data may be absent: offsets are checked among themselves, not against the file's end
+  int part = 0;  // copied into each TensorInfo
+  bool header_only =
+      false;  // the data may be absent: offsets are checked among themselves, not against the file's end
 };
 
 inline constexpr std::size_t kMaxNesting = 4;

@@ -53,7 +53,8 @@ class Dataset {
 
  private:
   friend class Group;
-  Dataset(Handle handle, std::string label) : handle_(std::move(handle)), label_(std::move(label)) {}
+  Dataset(Handle handle, std::string label)
+      : handle_(std::move(handle)), label_(std::move(label)) {}
   Handle handle_;
   std::string label_;  // "run.h5: tokens", for errors
 };

@@ -48,7 +48,8 @@ class FileSource : public Source {
 
 struct OpenOptions {
   bool ignore_split_count = false;  // a stale split.tensors.count becomes a warning
-  bool header_only = false;  // for planning: tensor data may be absent; data() and its kin then throw where it is
+  bool header_only =
+      false;  // for planning: tensor data may be absent; data() and its kin then throw where it is
 };
 
 struct PartInfo {

@@ -31,8 +31,7 @@ class Source {
   void check_range(std::uint64_t offset, std::uint64_t n) const {
     if (offset > size() || n > size() - offset) {
       throw std::invalid_argument(name() + ": " + std::to_string(n) + " bytes wanted at " +
-                                  std::to_string(offset) + ", file has " +
-                                  std::to_string(size()));
+                                  std::to_string(offset) + ", file has " + std::to_string(size()));
     }
   }
 };
