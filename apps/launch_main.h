@@ -1,0 +1,30 @@
+// What every main has in common: from exceptions to one line and an exit code, ranks, signals.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "comm/mpi_comm.h"
+
+namespace k3 {
+
+// One process without ranks. Runs `body`; an exception becomes "PROGRAM: line" on stderr and its exit code
+// (rank/fault.h).
+int local_main(const std::string& program, const std::function<int()>& body);
+
+// One rank of a job. Starts MPI, refuses singletons, runs `body` and ends MPI in order. Exactly one line reaches stderr
+// whatever goes wrong:
+//  - AgreedFault is on all ranks alike: rank 0 prints it, all end with its code;
+//  - any other exception is this rank's own: it prints "rank R/W: line" and ends the job (MPI_Abort), for the others
+//    wait for it in a collective.
+int rank_main(const std::string& program, const std::function<int(World&, Comm&)>& body);
+
+// Runs `work` on rank 0 alone; all ranks return when it has, or throw its error as AgreedFault. Collective.
+void on_rank_0(Comm& comm, const std::function<void()>& work);
+
+// From here on SIGINT, SIGTERM and SIGUSR1 ask for an end after the current step (Engine::request_stop); a second one of
+// the first two ends the process at once. Writing to a closed pipe becomes an error instead of a signal.
+void stop_on_signals();
+bool stop_asked() noexcept;
+
+}  // namespace k3

@@ -1,0 +1,42 @@
+#include "rank/fault.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <system_error>
+
+#include "kernels/backend.h"
+
+namespace k3 {
+namespace {
+
+Fault spoken(int exit_code, std::string line) {
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return {exit_code, std::move(line)};
+}
+
+}  // namespace
+
+Fault fault_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const AgreedFault& e) {
+    return e.fault();
+  } catch (const Interrupted& e) {
+    return spoken(kExitInterrupted, e.what());
+  } catch (const std::invalid_argument& e) {
+    return spoken(kExitBadInput, e.what());
+  } catch (const std::system_error& e) {
+    return spoken(kExitEnvironment, e.what());
+  } catch (const std::bad_alloc&) {
+    return spoken(kExitEnvironment, "out of memory");
+  } catch (const DeviceError& e) {
+    return spoken(kExitDevice, e.what());
+  } catch (const std::exception& e) {
+    return spoken(kExitInternal, e.what());
+  } catch (...) {
+    return spoken(kExitInternal, "unknown error");
+  }
+}
+
+}  // namespace k3

@@ -1,0 +1,28 @@
+// From an exception to what a person and the shell get: one line and an exit code.
+#pragma once
+
+#include <exception>
+#include <stdexcept>
+
+#include "comm/comm.h"
+
+namespace k3 {
+
+// Work ended on request (a signal, a time limit of the scheduler) between two steps.
+class Interrupted : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitInternal = 1;
+inline constexpr int kExitBadInput = 2;
+inline constexpr int kExitEnvironment = 3;
+inline constexpr int kExitDevice = 4;
+inline constexpr int kExitInterrupted = 5;
+
+// invalid_argument: bad input; system_error, bad_alloc: environment; DeviceError: device; Interrupted; AgreedFault: the
+// fault it carries; all else: internal. The line never holds a line break.
+Fault fault_of(const std::exception_ptr& error);
+
+}  // namespace k3
