@@ -17,24 +17,70 @@ namespace k3 {
 
 // What a tensor is to the layer program; names as in the model's description.
 enum class Role : std::uint8_t {
-  kTokenEmbd, kOutput, kOutputNorm, kOutputResScore,
-  kAttnNorm, kFfnNorm, kAttnResScore, kFfnResScore, kAttnOutput,
-  kKdaQ, kKdaK, kKdaV, kKdaConvQ, kKdaConvK, kKdaConvV, kKdaFA, kKdaFB, kKdaDt, kKdaA, kKdaBeta, kKdaG, kKdaNorm,
-  kMlaQA, kMlaQANorm, kMlaQB, kMlaQ, kMlaKvA, kMlaKvANorm, kMlaKB, kMlaVB, kMlaGate,
-  kDenseGate, kDenseUp, kDenseDown,
-  kRouter, kRouterBias, kExpertGate, kExpertUp, kExpertDown, kRoutedDown, kRoutedUp, kRoutedNorm,
-  kSharedGate, kSharedUp, kSharedDown,
+  kTokenEmbd,
+  kOutput,
+  kOutputNorm,
+  kOutputResScore,
+  kAttnNorm,
+  kFfnNorm,
+  kAttnResScore,
+  kFfnResScore,
+  kAttnOutput,
+  kKdaQ,
+  kKdaK,
+  kKdaV,
+  kKdaConvQ,
+  kKdaConvK,
+  kKdaConvV,
+  kKdaFA,
+  kKdaFB,
+  kKdaDt,
+  kKdaA,
+  kKdaBeta,
+  kKdaG,
+  kKdaNorm,
+  kMlaQA,
+  kMlaQANorm,
+  kMlaQB,
+  kMlaQ,
+  kMlaKvA,
+  kMlaKvANorm,
+  kMlaKB,
+  kMlaVB,
+  kMlaGate,
+  kDenseGate,
+  kDenseUp,
+  kDenseDown,
+  kRouter,
+  kRouterBias,
+  kExpertGate,
+  kExpertUp,
+  kExpertDown,
+  kRoutedDown,
+  kRoutedUp,
+  kRoutedNorm,
+  kSharedGate,
+  kSharedUp,
+  kSharedDown,
   kCount,
 };
 const char* role_name(Role role);
 
-enum class Cut : std::uint8_t { kReplicate, kRows, kColumns, kMatrices, kMatricesRows, kMatricesColumns };
+enum class Cut : std::uint8_t {
+  kReplicate,
+  kRows,
+  kColumns,
+  kMatrices,
+  kMatricesRows,
+  kMatricesColumns
+};
 const char* cut_name(Cut cut);
 
 // What has to be done to the stored values to get the tensor the model's description means.
 enum class Transform : std::uint8_t {
   kNone,
-  kNegAbs,   // ssm_a stored as +exp(A_log): use -|a|
+  kNegAbs,  // ssm_a: use -|a|. Set on every ssm_a: whether a file stores +exp(A_log) shows only in its data, and -|a| of a
+            // proper one is itself. Who loads it warns when it meets a positive value.
   kProduct,  // residual score kept as norm and projection: elementwise product of the two sources
 };
 
@@ -47,11 +93,15 @@ struct Box {
 
 struct PlannedTensor {
   Role role{};
-  int layer = -1;                          // -1: not of a layer
-  std::string name;                        // as the file spells it
-  std::string name2;                       // second source of kProduct
+  int layer = -1;     // -1: not of a layer
+  std::string name;   // as the file spells it
+  std::string name2;  // second source of kProduct
   BlockType type{};
-  std::array<std::int64_t, 3> dims{1, 1, 1};  // [columns, rows, matrices]; conv weights are [conv_kernel, channels, 1]
+  BlockType type2{};  // of name2
+  std::array<std::int64_t, 3> dims{
+      1, 1, 1};  // [columns, rows, matrices]; conv weights are [conv_kernel, channels, 1]
+  std::int64_t n_col =
+      1;  // columns that count: dims[0], or fewer where a file pads (ssm_a to 128 of 96 heads)
   Cut cut = Cut::kReplicate;
   Transform transform = Transform::kNone;
 };
@@ -63,8 +113,8 @@ class Plan {
  public:
   // Matches every tensor to its role, checks every shape, and refuses what is left over or missing (up to a handful of names
   // and how many more). Naming dialects are mapped exactly; each adds a line to dialects(). Throws std::invalid_argument.
-  static Plan make(const ModelConfig& config, const std::vector<TensorInfo>& tensors, const Layout& layout,
-                   const std::string& file);
+  static Plan make(const ModelConfig& config, const std::vector<TensorInfo>& tensors,
+                   const Layout& layout, const std::string& file);
 
   const ModelConfig& config() const { return config_; }
   const Layout& layout() const { return layout_; }
@@ -74,19 +124,19 @@ class Plan {
   // Null where the model has no such tensor (optional ones).
   const PlannedTensor* find(Role role, int layer = -1) const;
 
-  // ---- bands; `rank` is a rank of the world --------------------------------------------------------------------
-  Band layers(int rank) const;                   // the stage's layers
-  bool has_embedding(int rank) const;            // first stage
-  bool has_head(int rank) const;                 // last stage
+  // ---- bands; `rank` is a rank of the world; empty for layers of another stage -----------------------------------
+  Band layers(int rank) const;         // the stage's layers; stages differ by one layer at most
+  bool has_embedding(int rank) const;  // first stage
+  bool has_head(int rank) const;       // last stage
   Band heads(int rank, int layer) const;
-  Band vocab_in(int rank) const;                 // rows of token_embd
-  Band vocab_out(int rank) const;                // rows of output
-  Band experts(int rank, int layer) const;       // matrices of the exps tensors
-  Band expert_ffn(int rank, int layer) const;    // ffn band inside each of them
+  Band vocab_in(int rank) const;               // rows of token_embd
+  Band vocab_out(int rank) const;              // rows of output
+  Band experts(int rank, int layer) const;     // matrices of the exps tensors
+  Band expert_ffn(int rank, int layer) const;  // ffn band inside each of them
   Band dense_ffn(int rank, int layer) const;
   Band shared_ffn(int rank, int layer) const;
-  Band router_rows(int rank, int layer) const;   // rows of ffn_gate_inp
-  Band latent_rows(int rank, int layer) const;   // rows of ffn_routed_down
+  Band router_rows(int rank, int layer) const;     // rows of ffn_gate_inp
+  Band latent_rows(int rank, int layer) const;     // rows of ffn_routed_down
   Band latent_columns(int rank, int layer) const;  // columns of ffn_routed_up
   int expert_groups() const { return expert_groups_; }
 
@@ -95,12 +145,27 @@ class Plan {
   Box box(const PlannedTensor& t, int rank) const;
 
   // ---- what it costs ---------------------------------------------------------------------------------------------
-  std::uint64_t stored_bytes(const PlannedTensor& t) const;        // in the file
-  std::uint64_t band_bytes(const PlannedTensor& t, int rank) const;     // bytes rank must read, whole blocks
-  std::uint64_t premium_bytes(const PlannedTensor& t, int rank) const;  // of these, blocks that another rank reads as well
+  std::uint64_t stored_bytes(const PlannedTensor& t) const;  // in the file
+  std::uint64_t band_bytes(const PlannedTensor& t,
+                           int rank) const;  // bytes rank must read, whole blocks
+  std::uint64_t premium_bytes(const PlannedTensor& t, int rank)
+      const;  // of these, blocks cut through: another rank reads them too
   CollectiveCounts collectives(int rank) const;
 
+  // Throws std::logic_error naming tensor and rank when a layer or an element is left out or owned twice.
+  void check_tiling() const;
+
  private:
+  int choose_expert_groups() const;
+  std::int64_t granule(Role role, int layer) const;  // of the tensor's type; 1 where there is none
+  std::int64_t head_width(int layer) const;          // columns of attn_output per head
+  bool is_dense(int layer) const;
+  bool has_layer(int rank, int layer) const;
+  bool holds(const PlannedTensor& t, int rank) const;
+  Band layer_band(int rank, int layer, std::int64_t n, std::int64_t unit) const;
+  std::uint64_t cost(const PlannedTensor& t, int rank, bool premium) const;
+  void check_tiling(const PlannedTensor& t) const;
+
   ModelConfig config_;
   Layout layout_;
   std::vector<PlannedTensor> tensors_;
