@@ -5,7 +5,8 @@
 //  - data calls (sum, gather_rows, send, recv) work on the memory of the rank's device and are ordered on `stream`
 //    (null on CPU ranks: the call has finished when it returns);
 //  - control calls (broadcast, gather_bytes, agree, barrier) work on host memory and have finished when they return.
-// A failed call throws std::runtime_error that names the Point, its number and the peer where known.
+// A failed call throws CommError, which names the Point, its number and the peer where known; the group is unusable
+// from then on.
 #pragma once
 
 #include <array>
@@ -26,8 +27,17 @@ using StreamHandle = void*;  // a device stream as its backend knows it; null on
 
 struct PointStats {
   std::uint64_t calls = 0;
-  std::uint64_t bytes = 0;  // payload of this rank: what it contributed or received, once
+  // Payload of this rank, once: sum, send, recv, broadcast: the data; gather_rows, all_gather_bytes: the whole result;
+  // gather_bytes: the whole result on the root, its own bytes elsewhere; agree and barrier: nothing.
+  std::uint64_t bytes = 0;
   double seconds = 0;       // host time inside the call
+};
+
+// A call between ranks failed or waited too long. The line starts with "rank R/W" (numbers of the whole world), so who
+// prints it adds nothing in front.
+class CommError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
 };
 
 // What ended a rank's work: one line for people, and the exit code that goes with its kind.
@@ -64,7 +74,7 @@ class Comm {
   virtual void gather_rows(Point point, const float* mine, float* all, std::size_t n_row,
                            std::span<const std::size_t> widths, StreamHandle stream) = 0;
 
-  // Point to point, f32, matched in order per pair of ranks.
+  // Point to point, f32, matched in order per pair of ranks. send() may or may not wait for the matching recv().
   virtual void send(Point point, const float* data, std::size_t count, int to, StreamHandle stream) = 0;
   virtual void recv(Point point, float* data, std::size_t count, int from, StreamHandle stream) = 0;
 
@@ -83,14 +93,22 @@ class Comm {
 
   virtual void barrier(Point point) = 0;
 
-  // A new group of the ranks that pass the same colour, ordered by key then by rank. Collective.
+  // A new group of the ranks that pass the same colour >= 0, ordered by key then by rank. Collective.
   virtual std::unique_ptr<Comm> split(int colour, int key) = 0;
 
   const PointStats& stats(Point point) const { return stats_[static_cast<std::size_t>(point)]; }
   // Calls of every Point together; the engine asserts how much a step may add.
   std::uint64_t total_calls() const;
 
+  // How long one call may wait for other ranks before it throws CommError; 0, the default, is for ever. Shared with the
+  // groups split from this one. A broadcast at Point::kStep is exempt: there ranks wait for a person.
+  void set_time_limit(double seconds) { *time_limit_s_ = seconds; }
+  double time_limit() const { return *time_limit_s_; }
+
  protected:
+  PointStats& stats_of(Point point) { return stats_[static_cast<std::size_t>(point)]; }
+
+  std::shared_ptr<double> time_limit_s_ = std::make_shared<double>(0);
   std::array<PointStats, static_cast<std::size_t>(Point::kCount)> stats_{};
 };
 
