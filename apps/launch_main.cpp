@@ -1,12 +1,12 @@
 #include "apps/launch_main.h"
 
 #include <csignal>
-#include <cstdio>
 #include <exception>
 #include <optional>
 
 #include <fmt/core.h>
 
+#include "apps/local_main.h"
 #include "rank/engine.h"
 #include "rank/fault.h"
 
@@ -29,25 +29,7 @@ extern "C" void on_signal(int signal) {
   Engine::request_stop();
 }
 
-void print_line(const std::string& line) {
-  std::fflush(stdout);
-  // One write: lines of several processes must not mix.
-  const std::string text = line + "\n";
-  std::fwrite(text.data(), 1, text.size(), stderr);
-  std::fflush(stderr);
-}
-
 }  // namespace
-
-int local_main(const std::string& program, const std::function<int()>& body) {
-  try {
-    return body();
-  } catch (...) {
-    const Fault fault = fault_of(std::current_exception());
-    print_line(program + ": " + fault.line);
-    return fault.exit_code;
-  }
-}
 
 int rank_main(const std::string& program, const std::function<int(World&, Comm&)>& body) {
   std::optional<World> world;

@@ -1,4 +1,4 @@
-// What every main has in common: from exceptions to one line and an exit code, ranks, signals.
+// The frame of a main with ranks: MPI, from exceptions to one line and an exit code, signals.
 #pragma once
 
 #include <functional>
@@ -7,10 +7,6 @@
 #include "comm/mpi_comm.h"
 
 namespace k3 {
-
-// One process without ranks. Runs `body`; an exception becomes "PROGRAM: line" on stderr and its exit code
-// (rank/fault.h).
-int local_main(const std::string& program, const std::function<int()>& body);
 
 // One rank of a job. Starts MPI, refuses singletons, runs `body` and ends MPI in order. Exactly one line reaches stderr
 // whatever goes wrong:

@@ -1,0 +1,158 @@
+#include "apps/job.h"
+
+#include <sched.h>
+
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <system_error>
+
+#include <fmt/core.h>
+
+#include "apps/build_info.h"
+
+namespace k3 {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What threads_per_rank() needs of every rank.
+struct CpuRecord {
+  std::array<char, 128> host{};
+  cpu_set_t cpus{};
+};
+
+NamedTexts library_versions() {
+  return {{"mpi", mpi_library_version()},
+          {"hdf5", K3_HDF5_VERSION},
+          {"nccl", build_info().cuda ? "with the CUDA part" : "not built"}};
+}
+
+}  // namespace
+
+std::string default_model() {
+  const fs::path built = K3_DEFAULT_MODEL;
+  std::error_code ignored;
+  if (fs::exists(built, ignored)) return built.string();
+  const fs::path self = fs::read_symlink("/proc/self/exe", ignored);
+  const fs::path installed = self.parent_path().parent_path() / "share/k3/k3-nano.gguf";
+  if (fs::exists(installed, ignored)) return installed.string();
+  throw std::invalid_argument(
+      fmt::format("--model: not given, and k3-nano.gguf is neither {} nor {}", built.string(),
+                  installed.string()));
+}
+
+std::string full_version_text(const std::string& program) {
+  std::string out = version_text(program);
+  for (const auto& [name, version] : library_versions()) out += "\n" + name + ": " + version;
+  return out + "\n";
+}
+
+std::optional<RunConfig> share_config(Comm& comm, const std::optional<RunConfig>& config) {
+  std::string bytes;
+  if (comm.rank() == 0 && config) bytes = to_bytes(*config);
+  std::uint64_t size = bytes.size();
+  comm.broadcast(Point::kRunConfig, std::as_writable_bytes(std::span(&size, 1)), 0);
+  if (size == 0) return std::nullopt;
+  bytes.resize(size);
+  comm.broadcast(Point::kRunConfig, std::as_writable_bytes(std::span(bytes)), 0);
+  return run_config_from_bytes(bytes);
+}
+
+int threads_per_rank(World& world, Comm& comm) {
+  CpuRecord mine;
+  world.facts().host.copy(mine.host.data(), mine.host.size() - 1);
+  if (sched_getaffinity(0, sizeof mine.cpus, &mine.cpus) != 0) CPU_SET(0, &mine.cpus);
+  const auto all = comm.all_gather_bytes(Point::kRunConfig, std::as_bytes(std::span(&mine, 1)));
+  cpu_set_t together;
+  CPU_ZERO(&together);
+  int n_local = 0;
+  for (const std::vector<std::byte>& bytes : all) {
+    CpuRecord other;
+    std::memcpy(&other, bytes.data(), sizeof other);
+    if (other.host != mine.host) continue;
+    CPU_OR(&together, &together, &other.cpus);
+    ++n_local;
+  }
+  return std::max(1, CPU_COUNT(&together) / std::max(1, n_local));
+}
+
+std::unique_ptr<Backend> make_backend(const RunConfig& config, Comm& comm) {
+  if (config.backend == "cpu") return make_cpu_backend(config.threads);
+  Fault fault{2, fmt::format("--backend {}: {}", config.backend,
+                             build_info().cuda ? "not implemented yet"
+                                               : "the CUDA part is not in this build (" +
+                                                     std::string(build_info().cuda_note) + ")")};
+  comm.agree(fault);
+  throw std::logic_error("agree() returned after a fault");
+}
+
+RunFacts run_facts(const std::string& program, const std::string& command_line,
+                   const RunConfig& config, const World& world) {
+  const BuildInfo& b = build_info();
+  RunFacts facts;
+  facts.program = program;
+  facts.command_line = command_line;
+  facts.options = describe(config);
+  facts.build = {{"version", b.version},       {"commit", b.commit},
+                 {"build_type", b.build_type}, {"flags", b.flags},
+                 {"compiler", b.compiler},     {"cuda", b.cuda ? "built" : "not built"},
+                 {"cuda_note", b.cuda_note}};
+  facts.libraries = library_versions();
+  facts.launcher = world.facts().launcher;
+  facts.job = world.facts().job;
+  facts.world = world.size();
+  return facts;
+}
+
+std::string read_text(const std::string& path) {
+  std::ostringstream text;
+  if (path == "-") {
+    text << std::cin.rdbuf();
+    if (std::cin.bad()) throw std::system_error(EIO, std::generic_category(), "standard input");
+    return text.str();
+  }
+  // ifstream opens directories and fails only when read.
+  if (fs::is_directory(path)) throw std::invalid_argument(path + ": is a directory");
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::system_error(errno ? errno : EIO, std::generic_category(), path);
+  text << file.rdbuf();
+  if (file.bad()) throw std::system_error(EIO, std::generic_category(), path);
+  return text.str();
+}
+
+std::vector<std::int32_t> parse_ids(const std::string& text, const std::string& where) {
+  std::vector<std::int32_t> ids;
+  std::istringstream words(text);
+  std::string word;
+  while (words >> word) {
+    std::int32_t id = 0;
+    const char* end = word.data() + word.size();
+    const auto [stop, error] = std::from_chars(word.data(), end, id);
+    if (error != std::errc() || stop != end || id < 0) {
+      throw std::invalid_argument(
+          fmt::format("{}: word {}: '{}' is not a token id", where, ids.size(), printable(word)));
+    }
+    ids.push_back(id);
+  }
+  if (ids.empty()) throw std::invalid_argument(where + ": holds no token ids");
+  return ids;
+}
+
+void check_ids(const std::vector<std::int32_t>& ids, std::int64_t n_vocab,
+               const std::string& where) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= n_vocab || ids[i] < 0) {
+      throw std::invalid_argument(
+          fmt::format("{}: word {}: id {} is outside the model's vocabulary of {} tokens (0 to {})",
+                      where, i, ids[i], n_vocab, n_vocab - 1));
+    }
+  }
+}
+
+}  // namespace k3
