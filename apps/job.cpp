@@ -14,6 +14,7 @@
 #include <fmt/core.h>
 
 #include "apps/build_info.h"
+#include "loader/gguf.h"
 
 namespace k3 {
 namespace {

@@ -297,13 +297,16 @@ std::optional<Fault> drive(Session& s, Engine& engine) {
     if (g.reason == "interrupted") {
       fault = Fault{kExitInterrupted, fmt::format("stopped on request after {} tokens", g.n_text)};
     }
+    if (s.log) s.log->ranks("ended", engine.reports());
+    // After these three the ranks stand between two steps and can end in order; after any other error they do not.
   } catch (const Interrupted&) {
     fault = fault_of(std::current_exception());
-  } catch (const std::system_error&) {
-    fault = fault_of(std::current_exception());  // standard output; the ranks are between two steps
+  } catch (const std::system_error&) {  // standard output
+    fault = fault_of(std::current_exception());
+  } catch (const NonFiniteError&) {
+    fault = fault_of(std::current_exception());
   }
-  if (s.log) s.log->ranks("ended", engine.reports());
-  engine.stop();
+  engine.stop(fault ? fault->exit_code : kExitOk);
   if (!s.log) return fault;
   s.log->close(!fault                                 ? "finished"
                : fault->exit_code == kExitInterrupted ? "interrupted"
