@@ -169,6 +169,8 @@ class Backend {
   virtual std::string describe() const = 0;  // "cpu: 2 threads", "cuda 3: NVIDIA H200, sm_90a"
   virtual void* stream() const = 0;          // for Comm; null on the CPU
   virtual std::size_t free_bytes() const = 0;
+  // Names the memory that free_bytes() counts; ranks that give the same name share it ("memory of node7", a GPU's id).
+  virtual std::string memory_domain() const = 0;
   virtual std::unique_ptr<DeviceBuffer> allocate(std::size_t bytes) = 0;
   virtual void upload(void* device, const void* host, std::size_t bytes) = 0;    // host memory may be reused on return
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;  // waits
@@ -206,6 +208,10 @@ class Backend {
   // x = a (restart) or x + a.
   virtual void residual(View<float> x, View<const float> a, bool restart) = 0;
   virtual void copy_rows(View<float> y, View<const float> x) = 0;
+  // Undoes the interleaving of a gather of two banded tensors: `all` holds, rank after rank, a_widths[r] columns of a and
+  // b_widths[r] columns of b. At most 64 ranks.
+  virtual void unpack_bands(View<float> a, View<float> b, View<const float> all, std::span<const std::int64_t> a_widths,
+                            std::span<const std::int64_t> b_widths) = 0;
   // first[0] = min(first[0], layer) where x holds a NaN or an infinity. first: device memory.
   virtual void note_nonfinite(View<const float> x, std::int32_t layer, std::int32_t* first) = 0;
 
@@ -232,6 +238,9 @@ class Backend {
   // Row of each token: [rms(c[0:kv_latent]; w) | c[kv_latent:]] into its slot at its position.
   virtual void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache,
                           const BatchView& batch) = 0;
+  // Per head of k_b.n_mat: q_abs = [k_b . q_nope (kv_latent) | q_rope]. q: [n_tok, n_head * (nope + rope)] with
+  // nope = k_b.n_in; q_abs: [n_tok, n_head * (kv_latent + rope)] with kv_latent = k_b.n_out.
+  virtual void mla_absorb(View<float> q_abs, View<const float> q, const Weight& k_b, std::int64_t rope) = 0;
   // q: [n_tok, n_head * (kv_latent + rope)], absorbed. ctx: [n_tok, n_head * kv_latent]. Token attends to positions 0..pos
   // of its slot, all rows already appended. scale = 1/sqrt(key length per head).
   virtual void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale, const MlaCache& cache,

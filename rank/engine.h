@@ -72,8 +72,8 @@ class Engine {
   const Plan& plan() const;
   const std::vector<std::string>& warnings() const;  // dialects met, stale counts ignored
 
-  // Ranks other than 0: does what rank 0 says until it says stop. Returns normally on stop.
-  void serve();
+  // Ranks other than 0: does what rank 0 says until it says stop. Returns the exit code that came with it.
+  int serve();
 
   // ---- rank 0 only ------------------------------------------------------------------------------------------------
   // Starts a new, empty sequence in the slot.
@@ -94,8 +94,9 @@ class Engine {
   std::vector<RankReport> reports();
   // True once any rank has been asked to stop (see request_stop).
   bool stop_requested() const;
-  // Ends serve() on all other ranks. Also sent by the destructor if not done before and no error is unwinding.
-  void stop();
+  // Ends serve() on all other ranks, which return exit_code. The destructor sends it (0, or 1 while an error unwinds) if
+  // nobody did before; not after a failure in the middle of a step, when the ranks no longer agree on what comes next.
+  void stop(int exit_code = 0);
 
   // ---- any rank, from a signal handler ------------------------------------------------------------------------------
   // Asks for an end after the current step; rank 0 learns of it with the next step's candidates.

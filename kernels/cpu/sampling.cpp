@@ -38,8 +38,8 @@ void offer(std::vector<Candidate>& heap, std::size_t n, const Candidate& c) {
 }  // namespace
 
 float gumbel_from_key(std::uint64_t key, std::int32_t id) {
-  const std::uint64_t bits =
-      mix_bits(key ^ (static_cast<std::uint64_t>(static_cast<std::uint32_t>(id)) * 0x9fb21c651e98df25ULL));
+  const std::uint64_t bits = mix_bits(
+      key ^ (static_cast<std::uint64_t>(static_cast<std::uint32_t>(id)) * 0x9fb21c651e98df25ULL));
   // u = bits / 2^64 is uniform and -log(-log(1 - u)) is Gumbel. A float has few digits near 1 but many near 0, so the half
   // in which 1 - u is small is taken from the complement; else the large values, the ones that win, would be a coarse
   // grid. | 1 keeps u and 1 - u from being 0.
@@ -61,7 +61,8 @@ CandidateResult search_candidates(const float* logits, std::int64_t n, std::int6
     if (std::isnan(logits[i]) || logits[i] == kInf) return not_finite();
     r.max_logit = std::max(r.max_logit, logits[i]);
   }
-  const auto limit = static_cast<std::size_t>(std::clamp<std::int64_t>(query.n, 0, std::max<std::int64_t>(n, 0)));
+  const auto limit =
+      static_cast<std::size_t>(std::clamp<std::int64_t>(query.n, 0, std::max<std::int64_t>(n, 0)));
   const bool perturbed = query.inv_temperature != 0 && !query.by_logit;
   const std::uint64_t key = draw_key(query.seed, query.draw);
   r.best.reserve(limit);
@@ -81,8 +82,9 @@ CandidateResult search_candidates(const float* logits, std::int64_t n, std::int6
   return r;
 }
 
-void penalise_logits(float* logits, std::int64_t n, std::int64_t vocab_begin, const std::int32_t* history,
-                     std::int64_t n_hist, float repetition, float presence) {
+void penalise_logits(float* logits, std::int64_t n, std::int64_t vocab_begin,
+                     const std::int32_t* history, std::int64_t n_hist, float repetition,
+                     float presence) {
   std::vector<std::int32_t> ids;  // those of this band, each once
   for (std::int64_t i = 0; i < n_hist; ++i) {
     const std::int64_t at = history[i] - vocab_begin;

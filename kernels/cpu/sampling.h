@@ -30,7 +30,8 @@ CandidateResult search_candidates(const float* logits, std::int64_t n, std::int6
                                   const CandidateQuery& query);
 
 // Backend::penalise for one row, in place. Ids outside the band, negative ones included, are passed over.
-void penalise_logits(float* logits, std::int64_t n, std::int64_t vocab_begin, const std::int32_t* history,
-                     std::int64_t n_hist, float repetition, float presence);
+void penalise_logits(float* logits, std::int64_t n, std::int64_t vocab_begin,
+                     const std::int32_t* history, std::int64_t n_hist, float repetition,
+                     float presence);
 
 }  // namespace k3

@@ -1,0 +1,308 @@
+#include "rank/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <stdexcept>
+
+#include "loader/parts.h"
+#include "rank/fault.h"
+#include "rank/plan.h"
+#include "rank/prepare.h"
+#include "rank/protocol.h"
+#include "rank/report.h"
+#include "rank/shard.h"
+
+namespace k3 {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+std::atomic<bool> g_stop_requested{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "set from a signal handler");
+
+}  // namespace
+
+struct Engine::Impl {
+  Impl(const RunConfig& asked, Comm& w, Backend& b, const ProgressFn& progress) : world(w), backend(b) {
+    const auto begin = Clock::now();
+    prepared = prepare(asked, world, backend);
+    const ShardOptions options = shard_options(prepared.config);
+    std::optional<Fault> fault;
+    try {
+      auto report_load = [&](std::uint64_t done, std::uint64_t total) {
+        if (progress) progress({Progress::Phase::kLoad, done, total, seconds_since(begin)});
+      };
+      shard = std::make_unique<Shard>(*prepared.plan, *prepared.file, backend, world, options, report_load,
+                                      prepared.warnings);
+      backend.synchronize();
+    } catch (...) {
+      fault = fault_of(std::current_exception());
+    }
+    world.agree(fault);  // loaded on every rank, or on none
+    load_s = seconds_since(begin);
+  }
+
+  // ---- both sides of the protocol ---------------------------------------------------------------------------------
+  // A step of at most chunk_tok ids; afterwards rank 0 has every rank's answers where it wanted any.
+  void run(const Command& command, std::span<const std::int32_t> ids) {
+    switch (command.kind) {
+      case Command::Kind::kExtend: shard->extend(command.slot, ids, command.generated != 0); break;
+      case Command::Kind::kReset: return shard->reset(command.slot);
+      case Command::Kind::kReport: return gather_reports();
+      default: break;
+    }
+    switch (command.want) {
+      case Command::Want::kNothing: return;
+      case Command::Want::kCandidates: return answer_candidates(command);
+      case Command::Want::kLastLogits: return answer_logits(shard->last_n_tok() - 1);
+      case Command::Want::kAllLogits: return answer_logits(0);
+    }
+  }
+
+  void answer_candidates(const Command& command) {
+    Answer a = answer_head();
+    a.candidates = shard->candidates(command.slot, command);
+    a.first_nonfinite = shard->first_nonfinite();
+    collect(Point::kCandidates, a);
+  }
+
+  // Rows from `begin` to the step's end, a few at a time: no rank holds a chunk's whole logits.
+  void answer_logits(std::int64_t begin) {
+    const std::int64_t piece = shard_options(prepared.config).logit_rows;
+    for (std::int64_t row = begin; row < shard->last_n_tok(); row += piece) {
+      const std::int64_t n = std::min(piece, shard->last_n_tok() - row);
+      Answer a = answer_head();
+      a.logits = shard->logits({row, n});
+      a.first_nonfinite = shard->first_nonfinite();
+      collect(Point::kLogits, a);
+      if (world.rank() == 0) join_logits(n);
+    }
+  }
+
+  Answer answer_head() const {
+    Answer a;
+    a.stop_requested = g_stop_requested.load() ? 1 : 0;
+    return a;
+  }
+
+  void collect(Point point, const Answer& mine) {
+    answers.clear();
+    for (const auto& bytes : world.gather_bytes(point, to_bytes(mine), 0)) answers.push_back(answer_from_bytes(bytes));
+    for (const Answer& a : answers) {
+      stop = stop || a.stop_requested != 0;
+      first_nonfinite = std::min(first_nonfinite, a.first_nonfinite);
+    }
+  }
+
+  // Rank 0: puts the vocabulary bands of n rows side by side.
+  void join_logits(std::int64_t n) {
+    const std::int64_t n_vocab = prepared.plan->config().n_vocab;
+    rows.resize(static_cast<std::size_t>(n * n_vocab));
+    for (int r = 0; r < world.size(); ++r) {
+      const std::vector<float>& part = answers[static_cast<std::size_t>(r)].logits;
+      if (part.empty()) continue;
+      const Band band = prepared.plan->vocab_out(r);
+      for (std::int64_t i = 0; i < n; ++i) {
+        std::copy_n(part.begin() + i * band.size(), band.size(), rows.begin() + i * n_vocab + band.begin);
+      }
+    }
+    n_rows = n;
+    if (on_rows) on_rows();
+  }
+
+  void gather_reports() {
+    RankReport r = own_report();
+    reports.clear();
+    for (const auto& bytes : world.gather_bytes(Point::kResidency, to_bytes(r), 0)) {
+      reports.push_back(report_from_bytes(bytes));
+    }
+  }
+
+  RankReport own_report() const {
+    RankReport r;
+    r.rank = world.rank();
+    r.device = backend.describe();
+    for (const PlannedTensor& t : prepared.plan->tensors()) r.plan_bytes += prepared.plan->band_bytes(t, world.rank());
+    r.weight_bytes = shard->weights().device_bytes() + shard->weights().mapped_bytes();
+    r.state_bytes = shard->state_bytes();
+    r.work_bytes = shard->work_bytes();
+    r.load_s = load_s;
+    describe_process(r);
+    for (std::size_t p = 0; p < static_cast<std::size_t>(Point::kCount); ++p) {
+      PointStats s = world.stats(static_cast<Point>(p));
+      const PointStats& g = shard->group().stats(static_cast<Point>(p));
+      s.calls += g.calls;
+      s.bytes += g.bytes;
+      s.seconds += g.seconds;
+      r.points.push_back(s);
+    }
+    return r;
+  }
+
+  // ---- rank 0 -------------------------------------------------------------------------------------------------------
+  void drive(const Command& command, std::span<const std::int32_t> ids) {
+    in_step = true;
+    const auto begin = Clock::now();
+    send_command(world, command, ids);
+    run(command, ids);
+    in_step = false;
+    if (command.kind == Command::Kind::kExtend) {
+      timings.push_back({static_cast<std::int64_t>(ids.size()), seconds_since(begin)});
+    }
+    if (first_nonfinite != Forward::kAllFinite) throw_nonfinite(command.slot);
+  }
+
+  [[noreturn]] void throw_nonfinite(int slot) const {
+    const std::int64_t n_layer = prepared.plan->config().n_layer;
+    throw NonFiniteError("a NaN or an infinity first appears in " +
+                         (first_nonfinite == n_layer ? std::string("the logits (output head)")
+                                                     : "the output of layer " + std::to_string(first_nonfinite)) +
+                         ", by position " + std::to_string(shard->length(slot) - 1));
+  }
+
+  void check_ids(int slot, std::span<const std::int32_t> ids) const {
+    if (slot < 0 || slot >= prepared.config.n_slot) {
+      throw std::invalid_argument("slot " + std::to_string(slot) + ": there are " +
+                                  std::to_string(prepared.config.n_slot));
+    }
+    if (ids.empty()) throw std::invalid_argument("no token ids: a prompt needs at least one");
+    const std::int64_t n_vocab = prepared.plan->config().n_vocab;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] >= 0 && ids[i] < n_vocab) continue;
+      throw std::invalid_argument("token id " + std::to_string(ids[i]) + " at position " + std::to_string(i) +
+                                  ": the vocabulary has " + std::to_string(n_vocab) + " tokens");
+    }
+    const std::int64_t length = shard->length(slot) + static_cast<std::int64_t>(ids.size());
+    if (length > prepared.config.n_ctx) {
+      throw std::invalid_argument("--ctx " + std::to_string(prepared.config.n_ctx) + ": the sequence needs " +
+                                  std::to_string(length) + " positions");
+    }
+  }
+
+  // Runs ids in chunks; the last chunk carries what the command wants of it, the ones before only what `each` wants.
+  void extend(Command command, std::span<const std::int32_t> ids, Command::Want each, const ProgressFn& progress) {
+    const auto chunk = static_cast<std::size_t>(prepared.config.chunk_tok);
+    const Command::Want last = command.want;
+    const auto begin = Clock::now();
+    for (std::size_t at = 0; at < ids.size(); at += chunk) {
+      const std::size_t n = std::min(chunk, ids.size() - at);
+      command.want = at + n == ids.size() ? last : each;
+      drive(command, ids.subspan(at, n));
+      if (progress) progress({Progress::Phase::kPrefill, at + n, ids.size(), seconds_since(begin)});
+    }
+  }
+
+  Comm& world;
+  Backend& backend;
+  Prepared prepared;
+  std::unique_ptr<Shard> shard;
+  double load_s = 0;
+  std::vector<Answer> answers;
+  std::vector<float> rows;
+  std::int64_t n_rows = 0;
+  std::function<void()> on_rows;
+  std::vector<RankReport> reports;
+  std::vector<StepTiming> timings;
+  std::int32_t first_nonfinite = Forward::kAllFinite;
+  bool stop = false;
+  bool stopped = false;
+  bool in_step = false;
+  int exceptions = std::uncaught_exceptions();
+};
+
+Engine::Engine(const RunConfig& config, Comm& world, Backend& backend, const ProgressFn& progress)
+    : impl_(std::make_unique<Impl>(config, world, backend, progress)) {}
+
+Engine::~Engine() {
+  if (impl_->world.rank() != 0 || impl_->stopped || impl_->in_step) return;
+  try {
+    stop(std::uncaught_exceptions() > impl_->exceptions ? kExitInternal : kExitOk);
+  } catch (...) {
+    // The job is ending with an error already; that one is the one to tell.
+  }
+}
+
+const RunConfig& Engine::config() const { return impl_->prepared.config; }
+const ModelConfig& Engine::model() const { return impl_->prepared.plan->config(); }
+const ModelFile& Engine::file() const { return *impl_->prepared.file; }
+const Plan& Engine::plan() const { return *impl_->prepared.plan; }
+const std::vector<std::string>& Engine::warnings() const { return impl_->prepared.warnings; }
+const std::vector<StepTiming>& Engine::timings() const { return impl_->timings; }
+
+int Engine::serve() {
+  for (std::vector<std::int32_t> ids;;) {
+    const Command command = receive_command(impl_->world, ids);
+    if (command.kind == Command::Kind::kStop) return command.exit_code;
+    impl_->run(command, ids);
+  }
+}
+
+void Engine::reset(int slot) {
+  Command c;
+  c.kind = Command::Kind::kReset;
+  c.slot = slot;
+  impl_->drive(c, {});
+}
+
+std::int64_t Engine::length(int slot) const { return impl_->shard->length(slot); }
+
+Decision Engine::extend(int slot, std::span<const std::int32_t> ids, const SamplerOptions& sampler, std::uint64_t draw,
+                        bool generated, const ProgressFn& progress) {
+  validate(sampler);
+  impl_->check_ids(slot, ids);
+  Command c;
+  c.kind = Command::Kind::kExtend;
+  c.want = Command::Want::kCandidates;
+  c.slot = slot;
+  c.generated = generated ? 1 : 0;
+  c.repetition = sampler.repetition_penalty;
+  c.presence = sampler.presence_penalty;
+  c.query = first_query(sampler, draw);
+  impl_->extend(c, ids, Command::Want::kNothing, progress);
+  for (;;) {
+    std::vector<CandidateResult> results;
+    for (const Answer& a : impl_->answers) results.push_back(a.candidates);
+    const Decision d = decide(sampler, c.query, results);
+    if (d.kind == Decision::Kind::kToken) return d;
+    if (d.kind == Decision::Kind::kNotFinite) throw NonFiniteError("no token has a finite logit");
+    c.kind = Command::Kind::kMore;
+    c.query = d.next;
+    impl_->drive(c, {});
+  }
+}
+
+void Engine::logits(int slot, std::span<const std::int32_t> ids, bool last_only,
+                    const std::function<void(std::span<const float>, std::int64_t)>& sink, const ProgressFn& progress) {
+  impl_->check_ids(slot, ids);
+  Command c;
+  c.kind = Command::Kind::kExtend;
+  c.slot = slot;
+  c.want = last_only ? Command::Want::kLastLogits : Command::Want::kAllLogits;
+  impl_->on_rows = [&] { sink(impl_->rows, impl_->n_rows); };
+  impl_->extend(c, ids, last_only ? Command::Want::kNothing : Command::Want::kAllLogits, progress);
+  impl_->on_rows = nullptr;
+}
+
+std::vector<RankReport> Engine::reports() {
+  Command c;
+  c.kind = Command::Kind::kReport;
+  impl_->drive(c, {});
+  return impl_->reports;
+}
+
+bool Engine::stop_requested() const { return impl_->stop || g_stop_requested.load(); }
+void Engine::request_stop() noexcept { g_stop_requested.store(true); }
+
+void Engine::stop(int exit_code) {
+  Command c;
+  c.kind = Command::Kind::kStop;
+  c.exit_code = exit_code;
+  impl_->stopped = true;
+  send_command(impl_->world, c, {});
+}
+
+}  // namespace k3

@@ -1,0 +1,58 @@
+// The driver of the layer program: runs this rank's phases and does the speaking between them.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/comm.h"
+#include "rank/layer.h"
+
+namespace k3 {
+
+// Consecutive tokens of a step.
+struct RowRange {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+};
+
+class Forward {
+ public:
+  // `world`: all ranks, for hand-offs between stages. `group`: the tp ranks of this rank's stage. All outlive this object.
+  Forward(Backend& backend, const Plan& plan, int rank, const Weights& weights, State& state, Work& work, Comm& world,
+          Comm& group);
+
+  // Embedding to last layer for the tokens of `batch`. Collective. Throws std::logic_error when the ranks spoke more or
+  // less often than the plan says.
+  void run(const BatchView& batch);
+
+  // Last stage only: logits of this rank's vocabulary band for some tokens of the last run(), at most as many as Work has
+  // logit rows. [rows.count, vocab_out band]
+  View<float> head(const BatchView& batch, RowRange rows);
+
+  // Lowest layer so far whose output held a NaN or an infinity (n_layer: the logits); kAllFinite where all were finite.
+  static constexpr std::int32_t kAllFinite = 0x7fffffff;
+  std::int32_t first_nonfinite();
+
+  void set_probe(Probe* probe) { probe_ = probe; }
+
+ private:
+  StepContext context(const BatchView& batch);
+  void speak(const Phase& phase);
+  void receive_stage(std::int64_t n_tok);
+  void send_stage(std::int64_t n_tok);
+  void check_counts(const std::vector<std::uint64_t>& before) const;
+  std::vector<std::uint64_t> counts() const;
+
+  Backend& backend_;
+  const Plan& plan_;
+  int rank_;
+  const Weights& weights_;
+  State& state_;
+  Work& work_;
+  Comm& world_;
+  Comm& group_;
+  Probe* probe_ = nullptr;
+  std::vector<Phase> program_;
+  std::unique_ptr<DeviceBuffer> first_nonfinite_;
+};
+
+}  // namespace k3

@@ -1,0 +1,54 @@
+// How rank 0 drives the other ranks: one Command a step, broadcast; one Answer from every rank where rank 0 asked for one.
+// Plain bytes: all ranks of a job run the same binary.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "comm/comm.h"
+#include "kernels/backend.h"
+
+namespace k3 {
+
+struct Command {
+  enum class Kind : std::int32_t {
+    kExtend,  // append ids to a slot's sequence and run them
+    kMore,    // the candidates were too few: search the same logits again
+    kReset,   // the slot's sequence starts anew
+    kReport,  // say how you are (gather of encoded RankReports)
+    kStop,
+  };
+  enum class Want : std::int32_t { kNothing, kCandidates, kLastLogits, kAllLogits };
+
+  // A decode step fits into one broadcast; longer id lists follow in a second one.
+  static constexpr std::size_t kInlineIds = 32;
+
+  Kind kind = Kind::kStop;
+  Want want = Want::kNothing;
+  std::int32_t slot = 0;
+  std::int32_t n_ids = 0;
+  std::int32_t generated = 0;  // ids were drawn, not given: they count for the presence penalty
+  std::int32_t exit_code = 0;  // kStop
+  float repetition = 1;
+  float presence = 0;
+  CandidateQuery query;
+  std::array<std::int32_t, kInlineIds> inline_ids{};
+};
+
+// Rank 0 sends; the others receive command and ids.
+void send_command(Comm& world, Command command, std::span<const std::int32_t> ids);
+Command receive_command(Comm& world, std::vector<std::int32_t>& ids);
+
+// What a rank knows after a step that rank 0 asked about.
+struct Answer {
+  std::int32_t first_nonfinite = 0;
+  std::int32_t stop_requested = 0;
+  CandidateResult candidates;       // kCandidates, ranks with a vocabulary band
+  std::vector<float> logits;        // rows of this rank's band, kLastLogits and kAllLogits
+};
+std::vector<std::byte> to_bytes(const Answer& answer);
+Answer answer_from_bytes(std::span<const std::byte> bytes);
+
+}  // namespace k3

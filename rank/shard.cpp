@@ -1,0 +1,95 @@
+#include "rank/shard.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace k3 {
+namespace {
+
+void add_distinct(std::vector<std::int32_t>& seen, std::span<const std::int32_t> ids) {
+  for (const std::int32_t id : ids) {
+    const auto at = std::lower_bound(seen.begin(), seen.end(), id);
+    if (at == seen.end() || *at != id) seen.insert(at, id);
+  }
+}
+
+}  // namespace
+
+ShardCost shard_cost(const Plan& plan, const ModelFile& file, const Backend& backend, int rank, const ShardOptions& o) {
+  ShardCost c;
+  c.weights = weight_bytes(plan, file, backend, rank);
+  c.state = state_bytes(plan, rank, o.state);
+  c.per_position = state_bytes_per_position(plan, rank, o.state);
+  c.work = Work::bytes(plan, rank, o.chunk_tok, o.logit_rows);
+  return c;
+}
+
+Shard::Shard(const Plan& plan, const ModelFile& file, Backend& backend, Comm& world, const ShardOptions& options,
+             const LoadProgressFn& progress, std::vector<std::string>& warnings)
+    : plan_(plan),
+      backend_(backend),
+      rank_(world.rank()),
+      logit_rows_(options.logit_rows),
+      group_(world.split(plan.layout().stage(world.rank()), plan.layout().tp_rank(world.rank()))),
+      sequences_(static_cast<std::size_t>(options.state.n_slot)) {
+  // A failure here must not leave the others waiting: the caller agrees after construction, and nothing below speaks.
+  weights_ = std::make_unique<Weights>(plan, file, backend, rank_, progress, warnings);
+  state_ = std::make_unique<State>(backend, plan, rank_, options.state);
+  work_ = std::make_unique<Work>(backend, plan, rank_, options.chunk_tok, options.logit_rows);
+  forward_ = std::make_unique<Forward>(backend, plan, rank_, *weights_, *state_, *work_, world, *group_);
+  batch_ids_ = backend.allocate(static_cast<std::size_t>(3 * options.chunk_tok + 2) * sizeof(std::int32_t));
+  history_ = backend.allocate(static_cast<std::size_t>(plan.config().n_vocab) * sizeof(std::int32_t));
+}
+
+void Shard::extend(int slot, std::span<const std::int32_t> ids, bool generated) {
+  Sequence& seq = sequences_[static_cast<std::size_t>(slot)];
+  const auto n = static_cast<std::int64_t>(ids.size());
+  std::vector<std::int32_t> host(ids.begin(), ids.end());
+  for (std::int64_t t = 0; t < n; ++t) host.push_back(static_cast<std::int32_t>(seq.length + t));
+  host.insert(host.end(), static_cast<std::size_t>(n), slot);
+  host.push_back(0);
+  host.push_back(static_cast<std::int32_t>(n));
+  backend_.upload(batch_ids_->data(), host.data(), host.size() * sizeof(std::int32_t));
+  const auto* at = reinterpret_cast<const std::int32_t*>(batch_ids_->data());
+  batch_ = {n, 1, at, at + n, at + 2 * n, at + 3 * n};
+  forward_->run(batch_);
+  seq.length += n;
+  add_distinct(seq.seen, ids);
+  if (generated) add_distinct(seq.generated, ids);
+}
+
+void Shard::reset(int slot) { sequences_[static_cast<std::size_t>(slot)] = {}; }
+
+std::vector<float> Shard::logits(RowRange rows) {
+  if (!plan_.has_head(rank_)) return {};
+  const View<float> out = forward_->head(batch_, rows);
+  std::vector<float> host(static_cast<std::size_t>(out.rows * out.cols));
+  backend_.download(host.data(), out.data, host.size() * sizeof(float));
+  return host;
+}
+
+CandidateResult Shard::candidates(int slot, const Command& command) {
+  CandidateResult none;
+  none.max_logit = -std::numeric_limits<float>::infinity();
+  if (!plan_.has_head(rank_)) return none;
+  if (command.kind == Command::Kind::kExtend) {
+    last_row_ = forward_->head(batch_, {batch_.n_tok - 1, 1});
+    penalise(sequences_[static_cast<std::size_t>(slot)], last_row_, command);
+  }
+  return backend_.candidates(last_row_, plan_.vocab_out(rank_).begin, command.query);
+}
+
+void Shard::penalise(const Sequence& seq, View<float> row, const Command& command) {
+  const std::int64_t begin = plan_.vocab_out(rank_).begin;
+  auto apply = [&](const std::vector<std::int32_t>& ids, float repetition, float presence) {
+    if (ids.empty()) return;
+    backend_.upload(history_->data(), ids.data(), ids.size() * sizeof(std::int32_t));
+    backend_.penalise(row, begin, reinterpret_cast<const std::int32_t*>(history_->data()),
+                      static_cast<std::int64_t>(ids.size()), repetition, presence);
+  };
+  if (command.repetition != 1.0f) apply(seq.seen, command.repetition, 0.0f);
+  if (command.presence != 0.0f) apply(seq.generated, 1.0f, command.presence);
+}
+
+}  // namespace k3

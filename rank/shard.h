@@ -1,0 +1,84 @@
+// What one rank holds and does: weights, state, activations and the forward pass of its part of the model. The engine
+// tells it what to run; it knows nothing of who is driving.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+#include "loader/parts.h"
+#include "rank/forward.h"
+#include "rank/plan.h"
+#include "rank/protocol.h"
+#include "rank/state.h"
+#include "rank/weights.h"
+
+namespace k3 {
+
+struct ShardOptions {
+  StateShape state;
+  std::int64_t chunk_tok = 256;     // tokens of a step at most
+  std::int64_t logit_rows = 32;     // rows of logits computed at once at most
+};
+
+// Device bytes a shard takes, before anything is allocated.
+struct ShardCost {
+  std::uint64_t weights = 0;
+  std::uint64_t state = 0;
+  std::uint64_t per_position = 0;  // of state: bytes that one more position of every slot costs
+  std::uint64_t work = 0;
+  std::uint64_t total() const { return weights + state + work; }
+};
+ShardCost shard_cost(const Plan& plan, const ModelFile& file, const Backend& backend, int rank, const ShardOptions& o);
+
+class Shard {
+ public:
+  Shard(const Plan& plan, const ModelFile& file, Backend& backend, Comm& world, const ShardOptions& options,
+        const LoadProgressFn& progress, std::vector<std::string>& warnings);
+
+  // Appends ids (at most chunk_tok, all within the vocabulary and n_ctx) to the slot's sequence and runs them. Collective.
+  void extend(int slot, std::span<const std::int32_t> ids, bool generated);
+  void reset(int slot);
+  std::int64_t length(int slot) const { return sequences_[static_cast<std::size_t>(slot)].length; }
+
+  // Last stage: logits of the last run's row ranges, as this rank's band. Elsewhere: nothing.
+  std::vector<float> logits(RowRange rows);
+  // Last stage: penalises (once a step) and searches the last position's logits. Elsewhere: an empty result.
+  CandidateResult candidates(int slot, const Command& command);
+  std::int32_t first_nonfinite() { return forward_->first_nonfinite(); }
+  std::int64_t last_n_tok() const { return batch_.n_tok; }
+
+  Forward& forward() { return *forward_; }
+  const Weights& weights() const { return *weights_; }
+  std::uint64_t state_bytes() const { return state_->bytes(); }
+  std::uint64_t work_bytes() const { return work_->device_bytes(); }
+  const Comm& group() const { return *group_; }
+
+ private:
+  struct Sequence {
+    std::int64_t length = 0;
+    std::vector<std::int32_t> seen;       // distinct ids of the sequence: the repetition penalty's
+    std::vector<std::int32_t> generated;  // distinct ids that were drawn: the presence penalty's
+  };
+  void penalise(const Sequence& seq, View<float> row, const Command& command);
+
+  const Plan& plan_;
+  Backend& backend_;
+  int rank_;
+  std::int64_t logit_rows_;
+  std::unique_ptr<Comm> group_;
+  std::unique_ptr<Weights> weights_;
+  std::unique_ptr<State> state_;
+  std::unique_ptr<Work> work_;
+  std::unique_ptr<Forward> forward_;
+  std::unique_ptr<DeviceBuffer> batch_ids_;  // ids, pos, slot, seg_begin
+  std::unique_ptr<DeviceBuffer> history_;
+  BatchView batch_;
+  View<float> last_row_;  // logits that candidates() searched, for kMore
+  std::vector<Sequence> sequences_;
+};
+
+}  // namespace k3
