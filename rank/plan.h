@@ -106,6 +106,18 @@ struct PlannedTensor {
   Transform transform = Transform::kNone;
 };
 
+// The bytes of one source of a tensor that a rank reads, as equal runs: matrix m, run i of it begin at
+// begin + m * matrix_stride + i * stride and are `bytes` long. Offsets count from the tensor's first byte.
+struct ByteRuns {
+  std::uint64_t begin = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t n_run = 0;
+  std::uint64_t stride = 0;
+  std::uint64_t n_matrix = 0;
+  std::uint64_t matrix_stride = 0;
+  std::uint64_t total() const { return bytes * n_run * n_matrix; }
+};
+
 // Calls of each Point that one rank makes in one forward step (embed .. head) of one chunk, sampling not included.
 using CollectiveCounts = std::array<std::uint32_t, static_cast<std::size_t>(Point::kCount)>;
 
@@ -150,6 +162,8 @@ class Plan {
                            int rank) const;  // bytes rank must read, whole blocks
   std::uint64_t premium_bytes(const PlannedTensor& t, int rank)
       const;  // of these, blocks cut through: another rank reads them too
+  ByteRuns byte_runs(const PlannedTensor& t, int rank,
+                     bool second = false) const;  // second: of name2
   CollectiveCounts collectives(int rank) const;
 
   // Throws std::logic_error naming tensor and rank when a layer or an element is left out or owned twice.

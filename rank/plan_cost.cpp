@@ -61,6 +61,38 @@ std::uint64_t Plan::premium_bytes(const PlannedTensor& t, int rank) const {
   return cost(t, rank, true);
 }
 
+ByteRuns Plan::byte_runs(const PlannedTensor& t, int rank, bool second) const {
+  const Box b = box(t, rank);
+  if (b.empty()) return {};
+  const BlockTraits& tr = traits(second ? t.type2 : t.type);
+  const auto bytes_to = [&](std::int64_t column, bool up) {
+    const std::int64_t block = column / tr.elems + (up && column % tr.elems != 0);
+    return static_cast<std::uint64_t>(block * tr.bytes);
+  };
+  ByteRuns r;
+  const std::uint64_t row = bytes_to(t.dims[0], true);
+  const std::uint64_t matrix = row * static_cast<std::uint64_t>(t.dims[1]);
+  r.begin = static_cast<std::uint64_t>(b.axis[2].begin) * matrix +
+            static_cast<std::uint64_t>(b.axis[1].begin) * row + bytes_to(b.axis[0].begin, false);
+  r.bytes = bytes_to(b.axis[0].end, true) - bytes_to(b.axis[0].begin, false);
+  r.n_run = static_cast<std::uint64_t>(b.axis[1].size());
+  r.stride = row;
+  r.n_matrix = static_cast<std::uint64_t>(b.axis[2].size());
+  r.matrix_stride = matrix;
+  // What lies end to end is one run.
+  if (r.bytes == r.stride) {
+    r.bytes *= r.n_run;
+    r.n_run = 1;
+    r.stride = r.bytes;
+    if (r.bytes == r.matrix_stride) {
+      r.bytes *= r.n_matrix;
+      r.n_matrix = 1;
+      r.stride = r.matrix_stride = r.bytes;
+    }
+  }
+  return r;
+}
+
 CollectiveCounts Plan::collectives(int rank) const {
   CollectiveCounts n{};
   const auto at = [&](Point p) -> std::uint32_t& { return n[static_cast<std::size_t>(p)]; };
