@@ -35,12 +35,12 @@ class Handle {
 
 // The types T below: float, double, std::int32_t, std::int64_t, std::uint64_t, std::string.
 
-// A 1-D or 2-D dataset, row-major. Appendable ones grow along the first axis.
+// A dataset of one or more axes, row-major. A row is everything below the first axis. Appendable ones grow by rows.
 class Dataset {
  public:
+  std::vector<std::uint64_t> dims() const;
   std::uint64_t rows() const;
-  std::uint64_t cols() const;  // 1 for a 1-D dataset
-  int n_dims() const;
+  std::uint64_t cols() const;  // elements of a row; 1 for a 1-D dataset
 
   // Adds whole rows: values.size() must be a multiple of cols(). Throws std::invalid_argument otherwise or when the dataset
   // cannot grow.
@@ -86,7 +86,7 @@ class Group {
   std::vector<double> doubles_attribute(std::string_view name) const;
   std::vector<std::int64_t> ints_attribute(std::string_view name) const;
 
-  // Writes a whole dataset: 1-D, or 2-D [values.size() / cols, cols].
+  // Writes a whole dataset, replacing one of that name: 1-D, or 2-D [values.size() / cols, cols].
   template <class T>
   void write(std::string_view name, std::span<const T> values);
   template <class T>

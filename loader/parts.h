@@ -94,6 +94,8 @@ class ModelFile {
 
  private:
   ModelFile() = default;
+  void index_tensors();
+  void check_tensor_counts(bool ignore);
   const std::byte* checked_range(const TensorInfo& t, std::uint64_t begin, std::uint64_t end) const;
 
   std::vector<FileSource> files_;
