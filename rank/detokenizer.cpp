@@ -17,7 +17,8 @@ Detokenizer::Detokenizer(const Tokenizer& tokenizer, DetokenizerOptions options)
 std::string Detokenizer::push(std::int32_t id) {
   const std::string& bytes = tokenizer_->bytes(id);
   std::string out;
-  // A control token ends a character that is still open, shown or not: its bytes are no continuation.
+  // A control token ends a character that is still open, shown or not: its bytes are no
+  // continuation.
   if (tokenizer_->is_control(id)) {
     out = flush();
     if (options_.skip_control) return out;

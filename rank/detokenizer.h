@@ -13,15 +13,17 @@ struct DetokenizerOptions {
   bool raw = false;          // bytes that are not UTF-8 come out as they are; else as U+FFFD
 };
 
-// A token may end inside a character: its first bytes wait here, three at most, until the rest has come or cannot come
-// any more. Without `raw` what comes out is valid UTF-8 whatever the ids; each maximal part of a character that never
-// became whole is one U+FFFD. With `raw` the outputs joined are exactly the tokens' bytes.
+// A token may end inside a character: its first bytes wait here, three at most, until the rest has
+// come or cannot come any more. Without `raw` what comes out is valid UTF-8 whatever the ids; each
+// maximal part of a character that never became whole is one U+FFFD. With `raw` the outputs joined
+// are exactly the tokens' bytes.
 class Detokenizer {
  public:
   // `tokenizer` must outlive it.
   explicit Detokenizer(const Tokenizer& tokenizer, DetokenizerOptions options = {});
 
-  // The text that is complete with this token; may be empty. Throws std::invalid_argument for an id outside the vocabulary.
+  // The text that is complete with this token; may be empty. Throws std::invalid_argument for an id
+  // outside the vocabulary.
   std::string push(std::int32_t id);
   // What still waits, at the end of a text. The detokenizer is then as new.
   std::string flush();

@@ -28,7 +28,8 @@ void require(bool holds, const char* option, T value, const char* range) {
   if (!holds) throw std::invalid_argument(fmt::format("{} {}: must be {}", option, value, range));
 }
 
-// The ranks' sums as one: of exp(logit), and of exp(logit / T), both relative to the largest logit of all.
+// The ranks' sums as one: of exp(logit), and of exp(logit / T), both relative to the largest logit
+// of all.
 struct Sums {
   double max_logit = -kInf;
   double sum_exp = 0;
@@ -48,8 +49,9 @@ Sums merge_sums(const CandidateQuery& asked, std::span<const CandidateResult> re
   return s;
 }
 
-// All candidates in order, and how many of them are known to be the first of the whole vocabulary: a rank that sent
-// fewer than asked has no more; what another rank still holds comes after the last it sent.
+// All candidates in order, and how many of them are known to be the first of the whole vocabulary:
+// a rank that sent fewer than asked has no more; what another rank still holds comes after the last
+// it sent.
 struct Merged {
   std::vector<Candidate> order;
   std::size_t n_proven = 0;
@@ -74,13 +76,16 @@ Merged merge(const CandidateQuery& asked, std::span<const CandidateResult> resul
   return m;
 }
 
-// How many candidates of `m` (ordered by logit) are kept, or 0 when that cannot be known from those proven.
+// How many candidates of `m` (ordered by logit) are kept, or 0 when that cannot be known from those
+// proven.
 std::size_t kept(const SamplerOptions& o, const Sums& sums, const Merged& m, double inv_t) {
   const bool has_k = o.top_k > 0;
   const auto k = static_cast<std::size_t>(o.top_k);
   if (has_k && m.n_proven < k && !m.all) return 0;
   const std::size_t n = has_k ? std::min(k, m.n_proven) : m.n_proven;
-  const auto weight = [&](std::size_t i) { return std::exp((m.order[i].logit - sums.max_logit) * inv_t); };
+  const auto weight = [&](std::size_t i) {
+    return std::exp((m.order[i].logit - sums.max_logit) * inv_t);
+  };
   double total = sums.sum_exp_scaled;
   if (has_k) {
     total = 0;
@@ -127,14 +132,15 @@ Decision choose(std::vector<Candidate>& of, std::size_t n, const Sums& sums) {
 }  // namespace
 
 void validate(const SamplerOptions& o) {
-  require(o.temp == 0 || (o.temp >= 0.001f && o.temp <= 100), "--temp", o.temp, "0 (greedy) or from 0.001 to 100");
+  require(o.temp == 0 || (o.temp >= 0.001f && o.temp <= 100), "--temp", o.temp,
+          "0 (greedy) or from 0.001 to 100");
   require(o.top_k >= 0, "--top-k", o.top_k, "0 (off) or more");
   require(o.top_p > 0 && o.top_p <= 1, "--top-p", o.top_p, "over 0 and at most 1 (off)");
   require(o.min_p >= 0 && o.min_p <= 1, "--min-p", o.min_p, "from 0 (off) to 1");
-  require(o.repetition_penalty > 0 && o.repetition_penalty <= 100, "--repetition-penalty", o.repetition_penalty,
-          "over 0 and at most 100 (1: off)");
-  require(o.presence_penalty >= -100 && o.presence_penalty <= 100, "--presence-penalty", o.presence_penalty,
-          "from -100 to 100 (0: off)");
+  require(o.repetition_penalty > 0 && o.repetition_penalty <= 100, "--repetition-penalty",
+          o.repetition_penalty, "over 0 and at most 100 (1: off)");
+  require(o.presence_penalty >= -100 && o.presence_penalty <= 100, "--presence-penalty",
+          o.presence_penalty, "from -100 to 100 (0: off)");
 }
 
 CandidateQuery first_query(const SamplerOptions& o, std::uint64_t draw) {
@@ -150,14 +156,16 @@ CandidateQuery first_query(const SamplerOptions& o, std::uint64_t draw) {
   return q;
 }
 
-Decision decide(const SamplerOptions& o, const CandidateQuery& asked, std::span<const CandidateResult> results) {
+Decision decide(const SamplerOptions& o, const CandidateQuery& asked,
+                std::span<const CandidateResult> results) {
   for (const auto& r : results) {
     if (!r.best.empty() && r.best.front().id < 0) return not_finite();
   }
   Merged m = merge(asked, results);
-  if (m.order.empty()) throw std::invalid_argument("sampler: no rank has sent a candidate: the vocabulary is empty");
+  if (m.order.empty())
+    throw std::invalid_argument("sampler: no rank has sent a candidate: the vocabulary is empty");
   const Sums sums = merge_sums(asked, results);
-  if (sums.max_logit == -kInf) return not_finite();  // every token ruled out: there is nothing to draw
+  if (sums.max_logit == -kInf) return not_finite();  // every token is ruled out
   if (!asked.by_logit) return choose(m.order, m.order.size(), sums);
   const std::size_t n = kept(o, sums, m, asked.inv_temperature);
   if (n == 0) return more(asked);

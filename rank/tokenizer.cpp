@@ -21,7 +21,8 @@ namespace {
 constexpr std::string_view kModelName = "gpt2";
 constexpr std::string_view kPreName = "kimi-k2";
 
-// GPT-2's byte alphabet: printable bytes stand for themselves, the other 68, in ascending order, are U+0100 and on.
+// GPT-2's byte alphabet: printable bytes stand for themselves, the other 68, in ascending order,
+// are U+0100 and on.
 std::array<std::int16_t, 0x144> byte_alphabet() {
   std::array<std::int16_t, 0x144> byte_of;
   byte_of.fill(-1);
@@ -41,8 +42,9 @@ std::string from_byte_alphabet(std::string_view spelled, std::size_t id) {
     const bool whole = scan.kind == Utf8Scan::Kind::kWhole;
     if (!whole || scan.code_point >= byte_of.size() || byte_of[scan.code_point] < 0) {
       throw std::invalid_argument(
-          whole ? fmt::format("tokenizer.ggml.tokens: token {} holds U+{:04X}, which is not in GPT-2's byte alphabet", id,
-                              static_cast<std::uint32_t>(scan.code_point))
+          whole ? fmt::format("tokenizer.ggml.tokens: token {} holds U+{:04X}, which is not in "
+                              "GPT-2's byte alphabet",
+                              id, static_cast<std::uint32_t>(scan.code_point))
                 : fmt::format("tokenizer.ggml.tokens: token {} is not valid UTF-8", id));
     }
     bytes += static_cast<char>(byte_of[scan.code_point]);
@@ -60,18 +62,19 @@ bool is_markup(std::int32_t type) {
 
 void check_names(const Vocab& v) {
   if (v.model != kModelName) {
-    throw std::invalid_argument(
-        fmt::format("tokenizer.ggml.model: '{}' is not implemented; '{}' is", printable(v.model), kModelName));
+    throw std::invalid_argument(fmt::format(
+        "tokenizer.ggml.model: '{}' is not implemented; '{}' is", printable(v.model), kModelName));
   }
   if (v.pre != kPreName) {
-    throw std::invalid_argument(
-        fmt::format("tokenizer.ggml.pre: '{}' is not implemented; '{}' is", printable(v.pre), kPreName));
+    throw std::invalid_argument(fmt::format("tokenizer.ggml.pre: '{}' is not implemented; '{}' is",
+                                            printable(v.pre), kPreName));
   }
 }
 
 void check_id(const std::optional<std::int32_t>& id, const char* key, std::size_t n_vocab) {
   if (id && (*id < 0 || static_cast<std::size_t>(*id) >= n_vocab)) {
-    throw std::invalid_argument(fmt::format("{}: {}: the vocabulary has {} tokens", key, *id, n_vocab));
+    throw std::invalid_argument(
+        fmt::format("{}: {}: the vocabulary has {} tokens", key, *id, n_vocab));
   }
 }
 
@@ -83,8 +86,8 @@ struct Tokenizer::Impl {
   std::unordered_map<std::string_view, std::int32_t> rank_of;  // normal tokens
   std::size_t longest = 0;                                     // of them, bytes
   std::unordered_map<std::string_view, std::int32_t> control_of;
-  std::vector<std::size_t> control_lengths;    // distinct, longest first
-  std::array<bool, 256> begins_control{};      // by first byte
+  std::vector<std::size_t> control_lengths;  // distinct, longest first
+  std::array<bool, 256> begins_control{};    // by first byte
   std::vector<std::int32_t> stop_ids;
   std::vector<std::string> warnings;
   Pretokenizer pretokenizer;
@@ -105,7 +108,8 @@ Tokenizer::Impl::Impl(Vocab v) : vocab(std::move(v)) {
   check_names(vocab);
   const std::size_t n = vocab.tokens.size();
   if (n > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
-    throw std::invalid_argument(fmt::format("tokenizer.ggml.tokens: {} tokens are more than ids can name", n));
+    throw std::invalid_argument(
+        fmt::format("tokenizer.ggml.tokens: {} tokens are more than ids can name", n));
   }
   if (vocab.types.size() != n) {
     throw std::invalid_argument(
@@ -123,8 +127,8 @@ void Tokenizer::Impl::index_tokens() {
   for (std::size_t i = 0; i < vocab.tokens.size(); ++i) {
     const std::int32_t type = vocab.types[i];
     if (type < 1 || type > 5) {
-      throw std::invalid_argument(
-          fmt::format("tokenizer.ggml.token_type: token {} has type {}; 1 to 5 are implemented", i, type));
+      throw std::invalid_argument(fmt::format(
+          "tokenizer.ggml.token_type: token {} has type {}; 1 to 5 are implemented", i, type));
     }
     bytes.push_back(is_normal(type) ? from_byte_alphabet(vocab.tokens[i], i) : vocab.tokens[i]);
   }
@@ -141,11 +145,13 @@ void Tokenizer::Impl::index_tokens() {
     }
   }
   std::sort(control_lengths.begin(), control_lengths.end(), std::greater<>());
-  control_lengths.erase(std::unique(control_lengths.begin(), control_lengths.end()), control_lengths.end());
+  control_lengths.erase(std::unique(control_lengths.begin(), control_lengths.end()),
+                        control_lengths.end());
   for (int b = 0; b < 256; ++b) {
     const char byte = static_cast<char>(b);
     if (rank({&byte, 1}) < 0) {
-      throw std::invalid_argument(fmt::format("tokenizer.ggml.tokens: no token for the byte 0x{:02x}", b));
+      throw std::invalid_argument(
+          fmt::format("tokenizer.ggml.tokens: no token for the byte 0x{:02x}", b));
     }
   }
 }
@@ -165,11 +171,13 @@ void Tokenizer::Impl::find_stops() {
   stop_ids.erase(std::unique(stop_ids.begin(), stop_ids.end()), stop_ids.end());
   if (stop_ids.empty()) {
     warnings.push_back(
-        "no tokenizer.ggml.eos_token_id and no token [EOS] or <|end_of_msg|>: only the token limit ends a generation");
+        "no tokenizer.ggml.eos_token_id and no token [EOS] or <|end_of_msg|>: only the token limit "
+        "ends a generation");
   } else if (vocab.eos && vocab.eos == end_of_text && end_of_msg) {
-    warnings.push_back(fmt::format(
-        "tokenizer.ggml.eos_token_id {} is [EOS], the end of a document: generation stops at <|end_of_msg|> ({}) as well",
-        *vocab.eos, *end_of_msg));
+    warnings.push_back(
+        fmt::format("tokenizer.ggml.eos_token_id {} is [EOS], the end of a document: generation "
+                    "stops at <|end_of_msg|> ({}) as well",
+                    *vocab.eos, *end_of_msg));
   }
 }
 
@@ -197,9 +205,9 @@ void Tokenizer::Impl::encode_piece(std::string_view piece, std::vector<std::int3
   }
 }
 
-// A doubly linked list of parts over the piece and a heap of the pairs that are tokens: n log n in the piece's length, where
-// looking for the lowest pair anew each time would be n^2. A pair that a join has undone is left in the heap and known by
-// its length, which no longer fits.
+// A doubly linked list of parts over the piece and a heap of the pairs that are tokens: n log n in
+// the piece's length, where looking for the lowest pair anew each time would be n^2. A pair that a
+// join has undone is left in the heap and known by its length, which no longer fits.
 void Tokenizer::Impl::join(std::string_view piece, std::vector<std::int32_t>& ids) const {
   struct Part {
     std::size_t begin, end;  // begin == end: joined into the part before
@@ -246,9 +254,10 @@ void Tokenizer::Impl::encode_text(std::string_view text, std::vector<std::int32_
   for (const auto piece : pieces) encode_piece(piece, ids);
 }
 
-void Tokenizer::Impl::encode(std::string_view text, bool recognise, std::vector<std::int32_t>& ids) const {
-  // Borders are counted over the whole text, control tokens included, as the reference counts them; only a border that
-  // would cut a recognised token in two is passed over.
+void Tokenizer::Impl::encode(std::string_view text, bool recognise,
+                             std::vector<std::int32_t>& ids) const {
+  // Borders are counted over the whole text, control tokens included, as the reference counts them;
+  // only a border that would cut a recognised token in two is passed over.
   std::size_t begin = 0;
   const auto encode_until = [&](std::size_t end) {
     encode_text(text.substr(begin, end - begin), ids);
@@ -276,7 +285,8 @@ void Tokenizer::Impl::encode(std::string_view text, bool recognise, std::vector<
 
 std::size_t Tokenizer::Impl::checked(std::int32_t id) const {
   if (id < 0 || static_cast<std::size_t>(id) >= bytes.size()) {
-    throw std::invalid_argument(fmt::format("token id {}: the vocabulary has {} tokens", id, bytes.size()));
+    throw std::invalid_argument(
+        fmt::format("token id {}: the vocabulary has {} tokens", id, bytes.size()));
   }
   return static_cast<std::size_t>(id);
 }
@@ -304,9 +314,13 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
   return out;
 }
 
-const std::string& Tokenizer::bytes(std::int32_t id) const { return impl_->bytes[impl_->checked(id)]; }
+const std::string& Tokenizer::bytes(std::int32_t id) const {
+  return impl_->bytes[impl_->checked(id)];
+}
 
-bool Tokenizer::is_control(std::int32_t id) const { return !is_normal(impl_->vocab.types[impl_->checked(id)]); }
+bool Tokenizer::is_control(std::int32_t id) const {
+  return !is_normal(impl_->vocab.types[impl_->checked(id)]);
+}
 
 std::optional<std::int32_t> Tokenizer::find_control(std::string_view spelling) const {
   const auto it = impl_->control_of.find(spelling);
@@ -335,7 +349,9 @@ Vocab read_vocab(const Metadata& meta, const std::string& file) {
   const auto* tokens = meta.strings("tokenizer.ggml.tokens");
   auto types = meta.get_array<std::int32_t>("tokenizer.ggml.token_type");
   for (const char* missing : {tokens ? nullptr : "tokens", types ? nullptr : "token_type"}) {
-    if (missing) throw std::invalid_argument(fmt::format("{}: tokenizer.ggml.{}: the key is missing", file, missing));
+    if (missing)
+      throw std::invalid_argument(
+          fmt::format("{}: tokenizer.ggml.{}: the key is missing", file, missing));
   }
   v.tokens = *tokens;
   v.types = std::move(*types);

@@ -40,9 +40,9 @@ void offer(std::vector<Candidate>& heap, std::size_t n, const Candidate& c) {
 float gumbel_from_key(std::uint64_t key, std::int32_t id) {
   const std::uint64_t bits = mix_bits(
       key ^ (static_cast<std::uint64_t>(static_cast<std::uint32_t>(id)) * 0x9fb21c651e98df25ULL));
-  // u = bits / 2^64 is uniform and -log(-log(1 - u)) is Gumbel. A float has few digits near 1 but many near 0, so the half
-  // in which 1 - u is small is taken from the complement; else the large values, the ones that win, would be a coarse
-  // grid. | 1 keeps u and 1 - u from being 0.
+  // u = bits / 2^64 is uniform and -log(-log(1 - u)) is Gumbel. A float has few digits near 1 but
+  // many near 0, so the half in which 1 - u is small is taken from the complement; else the large
+  // values, the ones that win, would be a coarse grid. | 1 keeps u and 1 - u from being 0.
   constexpr float kScale = 0x1p-64f;
   const float e = (bits >> 63) != 0 ? -std::log(static_cast<float>(~bits | 1) * kScale)
                                     : -std::log1p(-(static_cast<float>(bits | 1) * kScale));
