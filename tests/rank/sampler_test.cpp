@@ -121,6 +121,7 @@ double chi_square(const Logits& logits, const SamplerOptions& o, int n_draw) {
     statistic += (rest_seen - rest_expected) * (rest_seen - rest_expected) / rest_expected;
     ++cells;
   }
+  REQUIRE(cells > 3);
   return (statistic - (cells - 1)) / std::sqrt(2.0 * (cells - 1));
 }
 
@@ -217,7 +218,7 @@ TEST_CASE("the token drawn does not depend on how the vocabulary is cut") {
 }
 
 TEST_CASE("draws follow the exact probabilities") {
-  const Logits l = random_logits(60, 9, 2);
+  const Logits l = random_logits(60, 9, 1);
   // 4 deviations: a wrong set or temperature is tens of them off, chance is there once in some thousand seeds.
   CHECK(std::abs(chi_square(l, options(1), 20'000)) < 4);
   CHECK(std::abs(chi_square(l, options(0.6f), 20'000)) < 4);
