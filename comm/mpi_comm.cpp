@@ -120,7 +120,7 @@ void MpiComm::sum(Point point, float* data, std::size_t count, StreamHandle stre
 void MpiComm::sum_host(const Call& call, float* data, std::size_t count) {
   for (std::size_t at = 0; at < count; at += options_.scratch_floats) {
     const std::size_t n = std::min(options_.scratch_floats, count - at);
-    if (n * sizeof(float) <= options_.small_sum_bytes) {
+    if (n * sizeof(float) * (size_ - 1) <= options_.small_sum_bytes) {
       sum_small(call, data + at, n);
     } else {
       sum_sliced(call, data + at, n);

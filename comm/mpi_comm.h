@@ -37,7 +37,7 @@ class World {
 struct MpiOptions {
   // Sizes at which a call changes its ways; results are the same bits at any value.
   std::size_t max_message_bytes = std::size_t{1} << 30;  // longer ones are cut: MPI counts are ints
-  std::size_t small_sum_bytes = std::size_t{8} << 10;    // up to here a sum is one exchange, not two
+  std::size_t small_sum_bytes = std::size_t{32} << 10;   // a sum whose ranks receive no more is one exchange, not two
   std::size_t scratch_floats = std::size_t{4} << 20;     // a data call works in pieces of this size
 };
 
