@@ -262,6 +262,11 @@ Options::Outcome Options::parse(const std::vector<std::string>& args) {
     Item* item = find(o.string_key);
     if (!item) unknown(o.original_tokens.empty() ? o.string_key : o.original_tokens[0]);
     if (item->given) refuse(fmt::format("--{}: given twice", item->long_name));
+    // "--ctx --temp 1": the next option is not the value. "--prompt=--temp" says that it is.
+    if (o.original_tokens.size() == 2 && o.original_tokens[1].rfind("--", 0) == 0 &&
+        find(o.original_tokens[1].substr(2))) {
+      refuse(fmt::format("--{}: a value is missing", item->long_name));
+    }
     item->given = true;
     item->set(o.value.empty() ? "" : o.value[0]);
   }
