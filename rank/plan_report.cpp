@@ -193,7 +193,6 @@ std::string collective_table(const Plan& plan) {
 }
 
 std::string tensor_table(const Plan& plan, int rank) {
-  std::vector<std::vector<std::string>> rows{{"tensor", "type", "shape", "cut", "band"}};
   std::string out;
   for (const PlannedTensor& t : plan.tensors()) {
     const Box box = plan.box(t, rank);
