@@ -1,6 +1,5 @@
 #include "loader/gguf_writer.h"
 
-#include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <string_view>
@@ -12,6 +11,7 @@ namespace k3 {
 namespace {
 
 constexpr std::uint64_t kDefaultAlignment = 32;
+constexpr const char* kAlignmentKey = "general.alignment";
 
 std::uint64_t round_up(std::uint64_t n, std::uint64_t to) { return (n + to - 1) / to * to; }
 
@@ -61,14 +61,17 @@ void put(Bytes& to, const NestedArray& v) {
   }
 }
 
-MetadataEntries with_alignment(const MetadataEntries& metadata, std::uint64_t alignment) {
-  MetadataEntries all = metadata;
-  const bool stated = std::any_of(all.begin(), all.end(),
-                                  [](const auto& e) { return e.first == "general.alignment"; });
-  if (!stated && alignment != kDefaultAlignment) {
-    all.emplace_back("general.alignment", static_cast<std::uint32_t>(alignment));
+void check_alignment(const MetadataEntries& metadata, std::uint64_t alignment) {
+  if (alignment == 0 || alignment > kMaxAlignment || (alignment & (alignment - 1)) != 0) {
+    throw std::invalid_argument("alignment " + std::to_string(alignment) +
+                                ", expected a power of two up to " + std::to_string(kMaxAlignment));
   }
-  return all;
+  for (const auto& [key, value] : metadata) {
+    if (key == kAlignmentKey) {
+      throw std::invalid_argument(std::string(kAlignmentKey) +
+                                  " follows from the alignment asked for, and is not to be stated");
+    }
+  }
 }
 
 struct PartPlan {
@@ -164,7 +167,11 @@ std::uint64_t TensorDecl::bytes() const {
 std::vector<std::byte> encode_gguf_header(const MetadataEntries& metadata,
                                           std::span<const TensorDecl> tensors,
                                           const GgufWriteOptions& options) {
-  const MetadataEntries entries = with_alignment(metadata, options.alignment);
+  check_alignment(metadata, options.alignment);
+  MetadataEntries entries = metadata;
+  if (options.alignment != kDefaultAlignment) {
+    entries.emplace_back(kAlignmentKey, static_cast<std::uint32_t>(options.alignment));
+  }
   Bytes to;
   to.raw("GGUF", 4);
   to.number(options.version);
@@ -191,6 +198,7 @@ std::vector<std::byte> encode_gguf_header(const MetadataEntries& metadata,
 std::vector<std::string> write_gguf(const std::string& path, const MetadataEntries& metadata,
                                     const std::vector<TensorDecl>& tensors,
                                     const GgufWriteOptions& options, const Fill& fill) {
+  check_alignment(metadata, options.alignment);
   const std::vector<PartPlan> parts = plan_parts(tensors, options);
   if (parts.size() > 65535) {
     throw std::invalid_argument(path + ": " + std::to_string(parts.size()) +

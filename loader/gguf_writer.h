@@ -27,8 +27,8 @@ using MetadataEntries = std::vector<std::pair<std::string, Value>>;
 
 struct GgufWriteOptions {
   std::uint32_t version = 3;
-  std::uint64_t alignment = 32;      // general.alignment is written when it is not 32
-  bool header_only = false;          // no tensor data: reads back with GgufReadOptions::header_only
+  std::uint64_t alignment = 32;  // a power of two; general.alignment is written when it is not 32
+  bool header_only = false;      // no tensor data: reads back with GgufReadOptions::header_only
   std::uint64_t max_part_bytes = 0;  // start a new part before tensor data passes this; 0: no limit
   std::int64_t max_part_tensors = 0;  // likewise by count
   bool metadata_part = false;         // when split: the first part holds no tensors

@@ -114,6 +114,7 @@ TEST_CASE("a model is split by tensors, by bytes, and with a part for the metada
   CHECK(written({.max_part_bytes = 200}, 3) == 2);
   CHECK(written({.max_part_bytes = 1}, 4) == 1);  // a tensor larger than a part has its own
   CHECK(written({.max_part_tensors = 2, .metadata_part = true}, 3) == 0);
+  CHECK(written({.alignment = 256, .max_part_tensors = 2}, 2) == 2);
 }
 
 TEST_CASE("a header alone reads back for planning and is refused for running") {
@@ -152,6 +153,16 @@ TEST_CASE("a fill of the wrong size and an impossible shape are refused and leav
   CHECK(has(write({{"t", BlockType::kF32, {8, 0}}}, 0), "dimension 0"));
   CHECK(has(write({{"t", BlockType::kQ8_0, {33}}}, 0), "not whole blocks of 32"));
   CHECK(has(write({{"t", BlockType::kF32, {1ll << 40, 1ll << 40}}}, 0), "overflows"));
+  for (const std::uint64_t alignment : {0u, 3u, 1u << 21}) {
+    CHECK(has(refusal_of([&] {
+                write_gguf(dir / "m.gguf", {}, {}, {.alignment = alignment}, fill_pattern);
+              }),
+              "expected a power of two"));
+  }
+  CHECK(has(refusal_of([&] {
+              write_gguf(dir / "m.gguf", {{"general.alignment", 64u}}, {}, {}, fill_pattern);
+            }),
+            "is not to be stated"));
   CHECK(std::filesystem::is_empty(dir.path()));
 }
 

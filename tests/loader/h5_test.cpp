@@ -2,9 +2,9 @@
 
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <unistd.h>
 #include <csignal>
 #include <system_error>
-#include <thread>
 
 #include "tests/loader/gguf_bytes.h"
 
