@@ -1,4 +1,5 @@
-// One call in progress: counts itself at its Point, measures itself, and names itself in error lines.
+// One call in progress: counts itself at its Point, measures itself, and names itself in error
+// lines.
 #pragma once
 
 #include <chrono>

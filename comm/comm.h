@@ -1,12 +1,14 @@
-// What ranks may do together. One object per group of ranks; every rank of the group makes the same calls in the
-// same order. Backends: MpiComm (processes), ThreadComm (ranks as threads, for tests); NCCL and peer memory beside them.
+// What ranks may do together. One object per group of ranks; every rank of the group makes the same
+// calls in the same order. Backends: MpiComm (processes), ThreadComm (ranks as threads, for tests);
+// NCCL and peer memory beside them.
 //
 // Two kinds of calls:
-//  - data calls (sum, gather_rows, send, recv) work on the memory of the rank's device and are ordered on `stream`
-//    (null on CPU ranks: the call has finished when it returns);
-//  - control calls (broadcast, gather_bytes, agree, barrier) work on host memory and have finished when they return.
-// A failed call throws CommError, which names the Point, its number and the peer where known; the group is unusable
-// from then on.
+//  - data calls (sum, gather_rows, send, recv) work on the memory of the rank's device and are
+//    ordered on `stream` (null on CPU ranks: the call has finished when it returns);
+//  - control calls (broadcast, gather_bytes, agree, barrier) work on host memory and have finished
+//    when they return.
+// A failed call throws CommError, which names the Point, its number and the peer where known; the
+// group is unusable from then on.
 #pragma once
 
 #include <array>
@@ -27,14 +29,15 @@ using StreamHandle = void*;  // a device stream as its backend knows it; null on
 
 struct PointStats {
   std::uint64_t calls = 0;
-  // Payload of this rank, once: sum, send, recv, broadcast: the data; gather_rows, all_gather_bytes: the whole result;
-  // gather_bytes: the whole result on the root, its own bytes elsewhere; agree and barrier: nothing.
+  // Payload of this rank, once: sum, send, recv, broadcast: the data; gather_rows,
+  // all_gather_bytes: the whole result; gather_bytes: the whole result on the root, its own bytes
+  // elsewhere; agree and barrier: nothing.
   std::uint64_t bytes = 0;
-  double seconds = 0;       // host time inside the call
+  double seconds = 0;  // host time inside the call
 };
 
-// A call between ranks failed or waited too long. The line starts with "rank R/W" (numbers of the whole world), so who
-// prints it adds nothing in front.
+// A call between ranks failed or waited too long. The line starts with "rank R/W" (numbers of the
+// whole world), so who prints it adds nothing in front.
 class CommError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -65,43 +68,51 @@ class Comm {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // data[i] <- sum over ranks of data[i]; f32; added in rank order 0, 1, ..., so every rank holds the same bits whatever
-  // the message size. size() == 1: returns at once and does not count.
+  // data[i] <- sum over ranks of data[i]; f32; added in rank order 0, 1, ..., so every rank holds
+  // the same bits whatever the message size. size() == 1: returns at once and does not count.
   virtual void sum(Point point, float* data, std::size_t count, StreamHandle stream) = 0;
 
-  // Column-wise gather for banded rows. Rank r holds mine[n_row, widths[r]] (contiguous); afterwards every rank holds
-  // all[n_row, sum(widths)] with rank r's columns at sum(widths[0..r)). `mine` must not overlap `all`. Widths may be 0.
+  // Column-wise gather for banded rows. Rank r holds mine[n_row, widths[r]] (contiguous);
+  // afterwards every rank holds all[n_row, sum(widths)] with rank r's columns at sum(widths[0..r)).
+  // `mine` must not overlap `all`. Widths may be 0.
   virtual void gather_rows(Point point, const float* mine, float* all, std::size_t n_row,
                            std::span<const std::size_t> widths, StreamHandle stream) = 0;
 
-  // Point to point, f32, matched in order per pair of ranks. send() may or may not wait for the matching recv().
-  virtual void send(Point point, const float* data, std::size_t count, int to, StreamHandle stream) = 0;
+  // Point to point, f32, matched in order per pair of ranks. send() may or may not wait for the
+  // matching recv().
+  virtual void send(Point point, const float* data, std::size_t count, int to,
+                    StreamHandle stream) = 0;
   virtual void recv(Point point, float* data, std::size_t count, int from, StreamHandle stream) = 0;
 
   // Root's bytes to all; every rank passes the same size.
   virtual void broadcast(Point point, std::span<std::byte> data, int root) = 0;
 
   // Every rank's bytes (any length, also 0) to root, in rank order; empty result elsewhere.
-  virtual std::vector<std::vector<std::byte>> gather_bytes(Point point, std::span<const std::byte> mine, int root) = 0;
+  virtual std::vector<std::vector<std::byte>> gather_bytes(Point point,
+                                                           std::span<const std::byte> mine,
+                                                           int root) = 0;
 
   // Every rank's bytes (same length on all ranks) to every rank, in rank order.
-  virtual std::vector<std::vector<std::byte>> all_gather_bytes(Point point, std::span<const std::byte> mine) = 0;
+  virtual std::vector<std::vector<std::byte>> all_gather_bytes(Point point,
+                                                               std::span<const std::byte> mine) = 0;
 
-  // All ranks say whether they are well (nullopt) or what went wrong. Where at least one failed, every rank throws
-  // AgreedFault with the lowest failing rank's fault. Collective.
+  // All ranks say whether they are well (nullopt) or what went wrong. Where at least one failed,
+  // every rank throws AgreedFault with the lowest failing rank's fault. Collective.
   virtual void agree(const std::optional<Fault>& fault) = 0;
 
   virtual void barrier(Point point) = 0;
 
-  // A new group of the ranks that pass the same colour >= 0, ordered by key then by rank. Collective.
+  // A new group of the ranks that pass the same colour >= 0, ordered by key then by rank.
+  // Collective.
   virtual std::unique_ptr<Comm> split(int colour, int key) = 0;
 
   const PointStats& stats(Point point) const { return stats_[static_cast<std::size_t>(point)]; }
   // Calls of every Point together; the engine asserts how much a step may add.
   std::uint64_t total_calls() const;
 
-  // How long one call may wait for other ranks before it throws CommError; 0, the default, is for ever. Shared with the
-  // groups split from this one. A broadcast at Point::kStep is exempt: there ranks wait for a person.
+  // How long one call may wait for other ranks before it throws CommError; 0, the default, is for
+  // ever. Shared with the groups split from this one. A broadcast at Point::kStep is exempt: there
+  // ranks wait for a person.
   void set_time_limit(double seconds) { *time_limit_s_ = seconds; }
   double time_limit() const { return *time_limit_s_; }
 

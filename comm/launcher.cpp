@@ -9,8 +9,8 @@
 namespace k3 {
 namespace {
 
-// A variable that is not a plain number is treated as absent: sites put all sorts of things there, and SLURM's
-// "2(x3)" lists are not counts.
+// A variable that is not a plain number is treated as absent: sites put all sorts of things there,
+// and SLURM's "2(x3)" lists are not counts.
 std::optional<int> number(const Environment& environment, const char* name) {
   const std::optional<std::string> text = environment(name);
   if (!text || text->empty()) return std::nullopt;
@@ -29,13 +29,15 @@ struct Dialect {
   const char* local_size;
 };
 
-// In order of trust. mpirun inside a Slurm job passes SLURM_* on, and there they describe the job or mpirun's own
-// daemons; SLURM_STEP_NUM_TASKS counts the tasks of this srun, SLURM_NTASKS perhaps only those of the job.
+// In order of trust. mpirun inside a Slurm job passes SLURM_* on, and there they describe the job
+// or mpirun's own daemons; SLURM_STEP_NUM_TASKS counts the tasks of this srun, SLURM_NTASKS perhaps
+// only those of the job.
 constexpr std::array<Dialect, 4> kDialects{{
-    {"mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"mpiexec (PMI)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-    {"srun (Slurm)", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
+    {"srun (Slurm)", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID",
+     "SLURM_NTASKS_PER_NODE"},
     {"srun (Slurm)", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 }};
 
@@ -86,9 +88,11 @@ LaunchFacts read_launch_facts(const Environment& environment) {
 void check_singletons(const LaunchFacts& facts, int mpi_world) {
   if (mpi_world != 1 || facts.scheduler_world.value_or(1) <= 1) return;
   const std::string n = std::to_string(*facts.scheduler_world);
-  throw LaunchError(facts.host + ": " + facts.launcher + " started " + n + " processes (" + facts.source + "=" +
-                    n + ") but MPI sees a world of 1: start with srun --mpi=pmix, or with the mpirun of the Open MPI "
-                    "that this program was built with (one process on purpose: srun -n 1, mpirun -n 1)");
+  throw LaunchError(
+      facts.host + ": " + facts.launcher + " started " + n + " processes (" + facts.source + "=" +
+      n +
+      ") but MPI sees a world of 1: start with srun --mpi=pmix, or with the mpirun of the Open MPI "
+      "that this program was built with (one process on purpose: srun -n 1, mpirun -n 1)");
 }
 
 }  // namespace k3

@@ -1,4 +1,5 @@
-// What mpirun or srun told this process through its environment. The only code that reads the environment.
+// What mpirun or srun told this process through its environment. The only code that reads the
+// environment.
 #pragma once
 
 #include <functional>
@@ -20,10 +21,10 @@ class LaunchError : public std::system_error {
 
 // Every number is absent where nothing was said about it.
 struct LaunchFacts {
-  std::string launcher = "none";       // "mpirun (Open MPI)", "mpiexec (PMI)", "srun (Slurm)" or "none"
-  std::string source;                  // the variable that scheduler_world came from
-  std::string host;                    // of this process
-  std::string job;                     // the scheduler's job id, or empty
+  std::string launcher = "none";  // "mpirun (Open MPI)", "mpiexec (PMI)", "srun (Slurm)" or "none"
+  std::string source;             // the variable that scheduler_world came from
+  std::string host;               // of this process
+  std::string job;                // the scheduler's job id, or empty
   std::optional<int> scheduler_world;  // processes started together
   std::optional<int> scheduler_rank;
   std::optional<int> local_rank;  // among the processes of this host
@@ -33,12 +34,13 @@ struct LaunchFacts {
 
 using Environment = std::function<std::optional<std::string>(const char* name)>;
 
-// The variables of this process. Read them before MPI starts: a singleton's MPI_Init writes some of its own.
+// The variables of this process. Read them before MPI starts: a singleton's MPI_Init writes some of
+// its own.
 LaunchFacts read_launch_facts();
 LaunchFacts read_launch_facts(const Environment& environment);
 
-// Throws LaunchError where MPI sees a world of one and the launcher started several: N processes that each believe to be
-// rank 0 of 1 would all load the whole model and print the same answer.
+// Throws LaunchError where MPI sees a world of one and the launcher started several: N processes
+// that each believe to be rank 0 of 1 would all load the whole model and print the same answer.
 void check_singletons(const LaunchFacts& facts, int mpi_world);
 
 }  // namespace k3

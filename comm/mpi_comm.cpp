@@ -198,7 +198,8 @@ void MpiComm::gather_host(const Call& call, const float* mine, float* all, std::
 
 void MpiComm::gather_piece(const Call& call, const float* mine, float* all, std::size_t n_row,
                            std::span<const std::size_t> widths, std::size_t total) {
-  // A single row lies in `all` as it is sent; several rows arrive one below the other and are spread out afterwards.
+  // A single row lies in `all` as it is sent; several rows arrive one below the other and are
+  // spread out afterwards.
   const bool in_place = n_row == 1;
   float* blocks = in_place ? all : scratch_.floats(n_row * total);
   std::size_t column = 0;
@@ -221,8 +222,7 @@ void MpiComm::gather_piece(const Call& call, const float* mine, float* all, std:
   }
 }
 
-void MpiComm::send(Point point, const float* data, std::size_t count, int to,
-                   StreamHandle stream) {
+void MpiComm::send(Point point, const float* data, std::size_t count, int to, StreamHandle stream) {
   check_rank("send", to);
   const std::size_t bytes = count * sizeof(float);
   const Call call("send", point, stats_of(point), bytes);
@@ -252,10 +252,10 @@ void MpiComm::broadcast(Point point, std::span<std::byte> data, int root) {
   spread(call, data.data(), data.size(), root, patience);
 }
 
-// A binomial tree. Counted from the root, rank v receives from v with its lowest set bit cleared and passes on to
-// v + 1, v + 2, v + 4, ... below that bit, farthest first because that one has most to pass on.
-void MpiComm::spread(const Call& call, void* data, std::size_t bytes, int root,
-                     Patience patience) {
+// A binomial tree. Counted from the root, rank v receives from v with its lowest set bit cleared
+// and passes on to v + 1, v + 2, v + 4, ... below that bit, farthest first because that one has
+// most to pass on.
+void MpiComm::spread(const Call& call, void* data, std::size_t bytes, int root, Patience patience) {
   const int v = (rank_ - root + size_) % size_;
   const auto actual = [&](int virtual_rank) { return (virtual_rank + root) % size_; };
   int bit = 1;
@@ -303,8 +303,7 @@ std::vector<std::vector<std::byte>> MpiComm::gather_bytes(Point point,
 }
 
 // all[r * bytes ...] <- rank r's bytes, own place left to the caller's `mine`.
-void MpiComm::exchange_all(const Call& call, const void* mine, std::size_t bytes,
-                           std::byte* all) {
+void MpiComm::exchange_all(const Call& call, const void* mine, std::size_t bytes, std::byte* all) {
   for (int r = 0; r < size_; ++r) {
     if (r != rank_) net_->recv(call, all + bytes * r, bytes, r);
   }
@@ -338,7 +337,8 @@ void MpiComm::agree(const std::optional<Fault>& fault) {
   const Verdict mine{fault ? 1 : 0, fault ? fault->exit_code : 0, fault ? fault->line.size() : 0};
   std::vector<Verdict> all(size_);
   exchange_all(call, &mine, sizeof mine, reinterpret_cast<std::byte*>(all.data()));
-  const auto first = std::find_if(all.begin(), all.end(), [](const Verdict& v) { return v.failed; });
+  const auto first =
+      std::find_if(all.begin(), all.end(), [](const Verdict& v) { return v.failed; });
   if (first == all.end()) return;
   const int from = static_cast<int>(first - all.begin());
   Fault agreed{first->exit_code, std::string(first->line_bytes, ' ')};
@@ -354,8 +354,10 @@ void MpiComm::barrier(Point point) {
 }
 
 std::unique_ptr<Comm> MpiComm::split(int colour, int key) {
-  if (colour < 0) throw std::logic_error("split: colour " + std::to_string(colour) + " is negative");
-  // MPI_Comm_split has no time limit, so the ranks meet first where there is one. Not counted: no step contains it.
+  if (colour < 0)
+    throw std::logic_error("split: colour " + std::to_string(colour) + " is negative");
+  // MPI_Comm_split has no time limit, so the ranks meet first where there is one. Not counted: no
+  // step contains it.
   PointStats uncounted;
   const Call call("split", Point::kAgree, uncounted, 0);
   std::byte nothing{};
@@ -366,7 +368,8 @@ std::unique_ptr<Comm> MpiComm::split(int colour, int key) {
   net_->check(call, MPI_Comm_size(group, &group_size));
   std::vector<int> world_rank(group_size);
   const int my_world_rank = net_->world_rank()[rank_];
-  net_->check(call, MPI_Allgather(&my_world_rank, 1, MPI_INT, world_rank.data(), 1, MPI_INT, group));
+  net_->check(call,
+              MPI_Allgather(&my_world_rank, 1, MPI_INT, world_rank.data(), 1, MPI_INT, group));
   return std::make_unique<MpiComm>(group, std::move(world_rank), net_->world_size(), net_->host(),
                                    stage_, options_, time_limit_s_);
 }
@@ -383,7 +386,8 @@ World::World() : facts_(read_launch_facts()), exceptions_(std::uncaught_exceptio
   check_start(MPI_Initialized(&running), "MPI_Initialized");
   if (!running) {
     int provided = 0;
-    check_start(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+    check_start(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided),
+                "MPI_Init_thread");
     owner_ = true;
     if (provided < MPI_THREAD_FUNNELED) {
       MPI_Finalize();
@@ -422,8 +426,9 @@ std::unique_ptr<Comm> make_mpi_comm(World& world, HostStage* stage, const MpiOpt
 
 LocalGroup local_group(World& world) {
   MPI_Comm comm = MPI_COMM_NULL;
-  check_start(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world.rank(), MPI_INFO_NULL, &comm),
-              "MPI_Comm_split_type");
+  check_start(
+      MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world.rank(), MPI_INFO_NULL, &comm),
+      "MPI_Comm_split_type");
   LocalGroup group;
   MPI_Comm_rank(comm, &group.rank);
   MPI_Comm_size(comm, &group.size);

@@ -10,7 +10,8 @@
 namespace k3 {
 namespace {
 
-// A polite wait polls this long before it starts to sleep: longer than rank 0 needs between two steps of a busy run.
+// A polite wait polls this long before it starts to sleep: longer than rank 0 needs between two
+// steps of a busy run.
 constexpr double kPoliteSpin_s = 0.004;
 constexpr std::chrono::microseconds kShortestNap{20};
 constexpr std::chrono::microseconds kLongestNap{1000};
@@ -64,7 +65,8 @@ void MpiExchange::check(const Call& call, int error) {
 }
 
 void MpiExchange::check_usable(const Call& call) const {
-  if (broken_) throw CommError(me() + call.name() + ": the group is unusable after an earlier failure");
+  if (broken_)
+    throw CommError(me() + call.name() + ": the group is unusable after an earlier failure");
 }
 
 void MpiExchange::send(const Call& call, const void* data, std::size_t bytes, int to) {
@@ -142,7 +144,8 @@ void MpiExchange::check_lengths(const Call& call) {
   for (std::size_t i = 0; i < posted_.size(); ++i) {
     const Posted& message = posted_[i];
     if (!message.is_recv) continue;
-    // A longer message is MPI's own error (truncation); a shorter one is none, and would leave old bytes behind.
+    // A longer message is MPI's own error (truncation); a shorter one is none, and would leave old
+    // bytes behind.
     int bytes = 0;
     check(call, MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes));
     if (bytes == message.bytes) continue;
@@ -152,7 +155,8 @@ void MpiExchange::check_lengths(const Call& call) {
 }
 
 void MpiExchange::wait_expired(const Call& call) {
-  // Which messages are still missing; receives first: a rank that does not send is the one to look at.
+  // Which messages are still missing; receives first: a rank that does not send is the one to look
+  // at.
   std::vector<int> silent;
   std::vector<int> deaf;
   for (std::size_t i = 0; i < requests_.size(); ++i) {
@@ -163,7 +167,8 @@ void MpiExchange::wait_expired(const Call& call) {
     std::vector<int>& list = posted_[i].is_recv ? silent : deaf;
     const int peer = world_rank_[posted_[i].peer];
     if (std::find(list.begin(), list.end(), peer) == list.end()) list.push_back(peer);
-    if (posted_[i].is_recv) MPI_Cancel(&requests_[i]);  // our memory may go away as the exception unwinds
+    if (posted_[i].is_recv)
+      MPI_Cancel(&requests_[i]);  // our memory may go away as the exception unwinds
     MPI_Request_free(&requests_[i]);
   }
   const bool to_send = silent.empty();

@@ -1,6 +1,7 @@
-// Messages under way on one MPI communicator: post sends and receives, then wait for all of them at once. Everything
-// MpiComm does between ranks is built from it, because a list of plain messages can be waited for with a time limit,
-// politely, and, when the wait is over in vain, says whose message is missing; a collective of MPI can do none of these.
+// Messages under way on one MPI communicator: post sends and receives, then wait for all of them at
+// once. Everything MpiComm does between ranks is built from it, because a list of plain messages
+// can be waited for with a time limit, politely, and, when the wait is over in vain, says whose
+// message is missing; a collective of MPI can do none of these.
 #pragma once
 
 #include <mpi.h>
@@ -16,7 +17,7 @@ namespace k3 {
 
 enum class Patience {
   kBusy,    // poll all the time: the others are about to be ready
-  kPolite,  // poll for a moment, then sleep between polls, without limit: the other side may be a person
+  kPolite,  // poll a moment, then sleep between polls; no limit: the other side may be a person
 };
 
 class MpiExchange {
@@ -33,10 +34,12 @@ class MpiExchange {
   int world_size() const { return world_size_; }
   const std::string& host() const { return host_; }
 
-  // Both sides must post the same number of bytes (0 too), and the memory must stay until finish() returns.
+  // Both sides must post the same number of bytes (0 too), and the memory must stay until finish()
+  // returns.
   void send(const Call& call, const void* data, std::size_t bytes, int to);
   void recv(const Call& call, void* data, std::size_t bytes, int from);
-  // Returns when all posted messages are done. Throws CommError; after that every call on this object throws.
+  // Returns when all posted messages are done. Throws CommError; after that every call on this
+  // object throws.
   void finish(const Call& call, Patience patience = Patience::kBusy);
 
   // Throws unless `error` is MPI_SUCCESS.

@@ -1,5 +1,6 @@
-// The one definition of a sum over ranks: ((part[0] + part[1]) + part[2]) + ..., element by element. Every backend that
-// adds on the host uses it, so the bits do not depend on the backend, the message size or the rank that adds.
+// The one definition of a sum over ranks: ((part[0] + part[1]) + part[2]) + ..., element by
+// element. Every backend that adds on the host uses it, so the bits do not depend on the backend,
+// the message size or the rank that adds.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +10,8 @@
 
 namespace k3 {
 
-// out[i] = sum over r of parts[r][begin + i], i < n. `out` may be parts[r] + begin of one of the parts.
+// out[i] = sum over r of parts[r][begin + i], i < n. `out` may be parts[r] + begin of one of the
+// parts.
 inline void ordered_sum(std::span<const float* const> parts, std::size_t begin, std::size_t n,
                         float* out) {
   constexpr std::size_t kBlock = 1024;

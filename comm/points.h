@@ -1,5 +1,6 @@
-// Every place where ranks speak to each other has a name. A Point says what travels; which ranks take part is
-// the Comm's business. Counts and times are kept per Point, and a rank that waits too long names its Point.
+// Every place where ranks speak to each other has a name. A Point says what travels; which ranks
+// take part is the Comm's business. Counts and times are kept per Point, and a rank that waits too
+// long names its Point.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ enum class Point : std::uint8_t {
   kStep,          // rank 0 tells all what the next step is
   kEmbed,         // sum of vocabulary bands of the embedding            [n_tok, hidden]
   kAttnOut,       // sum of the partial attention outputs                [n_tok, hidden]
-  kRouterLatent,  // gather of router logits and latent rows             [n_tok, experts + moe_latent]
+  kRouterLatent,  // gather of router logits and latent rows   [n_tok, experts + moe_latent]
   kMoeLatent,     // sum of the experts' partial outputs, in the latent  [n_tok, moe_latent]
   kFfnOut,        // sum of shared experts + routed_up, or dense ffn     [n_tok, hidden]
   kStageHandOff,  // x and the bank, from one pipeline stage to the next

@@ -21,7 +21,8 @@ namespace {
 
 struct Group;
 
-// Thrown at ranks that were waiting when another failed: an effect, never the cause that run_ranks reports.
+// Thrown at ranks that were waiting when another failed: an effect, never the cause that run_ranks
+// reports.
 class Released : public CommError {
  public:
   using CommError::CommError;
@@ -80,7 +81,8 @@ void Universe::wake_all() {
   for (const std::weak_ptr<Group>& weak : groups) {
     const std::shared_ptr<Group> group = weak.lock();
     if (!group) continue;
-    // A rank between its test of the condition and its wait holds the mutex, so it cannot miss this.
+    // A rank between its test of the condition and its wait holds the mutex, so it cannot miss
+    // this.
     { const std::lock_guard group_lock(group->mutex); }
     group->changed.notify_all();
   }
@@ -145,16 +147,18 @@ class ThreadComm : public Comm {
   [[noreturn]] void fail(const Call& call, const std::string& text);
   void check_rank(const char* what, int rank) const;
 
-  // Returns when ready() holds. Throws when it never will: `needed` (or, at -1, any rank of the group) has gone, some
-  // rank has failed, or the time limit is over.
+  // Returns when ready() holds. Throws when it never will: `needed` (or, at -1, any rank of the
+  // group) has gone, some rank has failed, or the time limit is over.
   template <class Ready>
   void wait(Lock& lock, const Call& call, int needed, Ready ready);
   bool has_gone(int needed) const;
   [[noreturn]] void give_up(const Call& call) const;
-  // Shows `mine` to all and returns when every rank has shown its own. From then until part() returns, slots and the
-  // memory they point to stay as they are, so nothing in between may throw: `problem` waits for part().
+  // Shows `mine` to all and returns when every rank has shown its own. From then until part()
+  // returns, slots and the memory they point to stay as they are, so nothing in between may throw:
+  // `problem` waits for part().
   void meet(const Call& call, Slot mine);
-  // Returns when every rank has read what it needs. Nothing releases it: all ranks are on their way here.
+  // Returns when every rank has read what it needs. Nothing releases it: all ranks are on their way
+  // here.
   void part(const Call& call, const std::string& problem = {});
   std::string size_problem(int other, std::size_t found, std::size_t expected) const;
 
@@ -205,7 +209,8 @@ void ThreadComm::wait(Lock& lock, const Call& call, int needed, Ready ready) {
   if (ready()) return;
   if (failed >= 0) give_up(call);
   const bool gone = has_gone(needed);
-  // Under the lock: a rank that comes later must not take the present call for complete and read what we leave behind.
+  // Under the lock: a rank that comes later must not take the present call for complete and read
+  // what we leave behind.
   int none = -1;
   failed.compare_exchange_strong(none, world_rank(rank_));
   lock.unlock();
@@ -256,7 +261,7 @@ void ThreadComm::part(const Call& call, const std::string& problem) {
 
 std::string ThreadComm::size_problem(int other, std::size_t found, std::size_t expected) const {
   if (found == expected) return {};
-  return "rank " + std::to_string(world_rank(other)) + " has " + std::to_string(found) +
+  return "rank " + std::to_string(world_rank(other)) + " has " + std::to_string(found) + " bytes" +
          ", expected " + std::to_string(expected);
 }
 
@@ -272,8 +277,8 @@ void ThreadComm::sum(Point point, float* data, std::size_t count, StreamHandle) 
     parts_[r] = static_cast<const float*>(slot(r).data);
     if (problem.empty()) problem = size_problem(r, slot(r).bytes, mine.bytes);
   }
-  // Rank r adds slice r for everyone: nobody else reads or writes it between the two meetings. Sizes that differ are seen
-  // by every rank, so none adds.
+  // Rank r adds slice r for everyone: nobody else reads or writes it between the two meetings.
+  // Sizes that differ are seen by every rank, so none adds.
   const std::size_t end = problem.empty() ? count * (rank_ + 1) / size_ : 0;
   std::array<float, 1024> result;
   for (std::size_t at = count * rank_ / size_; at < end; at += result.size()) {
@@ -333,7 +338,8 @@ void ThreadComm::recv(Point point, float* data, std::size_t count, int from, Str
   Letter& letter = group_->letters[from * size_ + rank_];
   wait(lock, call, from, [&] { return letter.posted; });
   if (letter.count != count || letter.point != point) {
-    const std::string theirs = std::to_string(letter.count) + " values at " + point_name(letter.point);
+    const std::string theirs =
+        std::to_string(letter.count) + " values at " + point_name(letter.point);
     lock.unlock();
     fail(call, std::to_string(count) + " values expected, but rank " +
                    std::to_string(world_rank(from)) + " sends " + theirs);
@@ -419,7 +425,8 @@ void ThreadComm::barrier(Point point) {
 }
 
 std::unique_ptr<Comm> ThreadComm::split(int colour, int key) {
-  if (colour < 0) throw std::logic_error("split: colour " + std::to_string(colour) + " is negative");
+  if (colour < 0)
+    throw std::logic_error("split: colour " + std::to_string(colour) + " is negative");
   PointStats uncounted;
   const Call call("split", Point::kAgree, uncounted, 0);
   Slot mine;
@@ -439,7 +446,8 @@ std::unique_ptr<Comm> ThreadComm::split(int colour, int key) {
     group_->slots[rank_].made = make_group(group_->universe, std::move(world_ranks));
   }
   part(call);
-  auto comm = std::make_unique<ThreadComm>(slot(members[0]).made, static_cast<int>(place), time_limit_s_);
+  auto comm =
+      std::make_unique<ThreadComm>(slot(members[0]).made, static_cast<int>(place), time_limit_s_);
   part(call);
   group_->slots[rank_].made.reset();
   return comm;

@@ -1,5 +1,5 @@
-// What every Comm must do, told once. The file that includes this defines on_ranks(), which runs a case on every rank of
-// every world and variant it has; all ranks run the same lines.
+// What every Comm must do, told once. The file that includes this defines on_ranks(), which runs a
+// case on every rank of every world and variant it has; all ranks run the same lines.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -28,9 +28,9 @@ struct Rig {
 
 void on_ranks(const std::function<void(Rig&)>& body);
 
-#define COMM_CASE_2(sentence, name)               \
-  static void name(Rig& rig);                     \
-  TEST_CASE(sentence) { on_ranks(name); }         \
+#define COMM_CASE_2(sentence, name)       \
+  static void name(Rig& rig);             \
+  TEST_CASE(sentence) { on_ranks(name); } \
   static void name([[maybe_unused]] Rig& rig)
 #define COMM_CASE_1(sentence, line) COMM_CASE_2(sentence, comm_case_##line)
 #define COMM_CASE_0(sentence, line) COMM_CASE_1(sentence, line)
@@ -42,9 +42,11 @@ inline std::vector<std::size_t> sizes_up_to(std::size_t max_count) {
   return sizes;
 }
 
-// Values of which a sum depends on the order of its terms: large ones that cancel, and small ones that drown in them.
+// Values of which a sum depends on the order of its terms: large ones that cancel, and small ones
+// that drown in them.
 inline float revealing(int rank, std::size_t i) {
-  std::uint32_t h = static_cast<std::uint32_t>(i) * 2654435761u + static_cast<std::uint32_t>(rank) * 40503u + 1;
+  std::uint32_t h =
+      static_cast<std::uint32_t>(i) * 2654435761u + static_cast<std::uint32_t>(rank) * 40503u + 1;
   h = (h ^ (h >> 15)) * 2246822519u;
   h ^= h >> 13;
   const float unit = static_cast<float>(h >> 8) / 16777216.0f - 0.5f;
@@ -52,10 +54,13 @@ inline float revealing(int rank, std::size_t i) {
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
-inline std::span<std::byte> bytes_of(std::string& text) { return std::as_writable_bytes(std::span(text)); }
+inline std::span<std::byte> bytes_of(std::string& text) {
+  return std::as_writable_bytes(std::span(text));
+}
 inline std::string text_of(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
@@ -96,7 +101,8 @@ COMM_CASE("a sum adds in rank order and gives the bits of plain loops, at every 
 
 COMM_CASE("a sum keeps negative zero, infinity and NaN") {
   Comm& comm = rig.comm;
-  std::vector<float> data{-0.0f, comm.rank() == comm.size() - 1 ? INFINITY : 1.0f, comm.rank() == 0 ? NAN : 1.0f};
+  std::vector<float> data{-0.0f, comm.rank() == comm.size() - 1 ? INFINITY : 1.0f,
+                          comm.rank() == 0 ? NAN : 1.0f};
   comm.sum(Point::kEmbed, rig.device(data.data()), data.size(), nullptr);
   CHECK(std::signbit(data[0]));
   CHECK(std::isinf(data[1]));
@@ -107,10 +113,12 @@ COMM_CASE("gather_rows puts each rank's columns where its band is, for uneven an
   Comm& comm = rig.comm;
   for (std::size_t scale : {std::size_t{1}, std::size_t{37}}) {
     std::vector<std::size_t> widths(comm.size());
-    for (int r = 0; r < comm.size(); ++r) widths[r] = (r * 5 + 3) % 7 % 4 * scale;  // 3 1 2 0 2 0 1 3
+    for (int r = 0; r < comm.size(); ++r)
+      widths[r] = (r * 5 + 3) % 7 % 4 * scale;  // 3 1 2 0 2 0 1 3
     const std::size_t total = std::accumulate(widths.begin(), widths.end(), std::size_t{0});
     const std::size_t width = widths[comm.rank()];
-    const std::size_t begin = std::accumulate(widths.begin(), widths.begin() + comm.rank(), std::size_t{0});
+    const std::size_t begin =
+        std::accumulate(widths.begin(), widths.begin() + comm.rank(), std::size_t{0});
     for (std::size_t n_row : {0, 1, 2, 17}) {
       std::vector<float> mine(n_row * width);
       std::vector<float> all(n_row * total, -1.0f);
@@ -119,7 +127,8 @@ COMM_CASE("gather_rows puts each rank's columns where its band is, for uneven an
       for (std::size_t row = 0; row < n_row; ++row) {
         std::copy_n(expected.data() + row * total + begin, width, mine.data() + row * width);
       }
-      comm.gather_rows(Point::kRouterLatent, rig.device(mine.data()), rig.device(all.data()), n_row, widths, nullptr);
+      comm.gather_rows(Point::kRouterLatent, rig.device(mine.data()), rig.device(all.data()), n_row,
+                       widths, nullptr);
       CHECK_MESSAGE(all == expected, n_row, " rows of ", total);
     }
   }
@@ -127,13 +136,15 @@ COMM_CASE("gather_rows puts each rank's columns where its band is, for uneven an
 
 COMM_CASE("gather_rows of nothing at all returns") {
   const std::vector<std::size_t> widths(rig.comm.size(), 0);
-  rig.comm.gather_rows(Point::kLogits, rig.device(nullptr), rig.device(nullptr), 3, widths, nullptr);
+  rig.comm.gather_rows(Point::kLogits, rig.device(nullptr), rig.device(nullptr), 3, widths,
+                       nullptr);
   CHECK(rig.comm.stats(Point::kLogits).bytes == 0);
 }
 
 COMM_CASE("gather_rows refuses a list of widths of another length than the group") {
   const std::vector<std::size_t> widths(rig.comm.size() + 1, 0);
-  CHECK_THROWS_AS(rig.comm.gather_rows(Point::kLogits, nullptr, nullptr, 1, widths, nullptr), std::logic_error);
+  CHECK_THROWS_AS(rig.comm.gather_rows(Point::kLogits, nullptr, nullptr, 1, widths, nullptr),
+                  std::logic_error);
 }
 
 COMM_CASE("a broadcast gives every root's bytes to all") {
@@ -150,12 +161,15 @@ COMM_CASE("a broadcast gives every root's bytes to all") {
 
 COMM_CASE("gather_bytes brings texts of any length, also none, to the root alone") {
   Comm& comm = rig.comm;
-  const auto text = [&](int r) { return std::string(r % 3 == 1 ? 0 : r * 1000 + 1, static_cast<char>('a' + r)); };
+  const auto text = [&](int r) {
+    return std::string(r % 3 == 1 ? 0 : r * 1000 + 1, static_cast<char>('a' + r));
+  };
   for (int root = 0; root < comm.size(); ++root) {
     std::string mine = text(comm.rank());
     const auto all = comm.gather_bytes(Point::kResidency, bytes_of(mine), root);
     REQUIRE(all.size() == (comm.rank() == root ? comm.size() : 0));
-    for (std::size_t r = 0; r < all.size(); ++r) CHECK(text_of(all[r]) == text(static_cast<int>(r)));
+    for (std::size_t r = 0; r < all.size(); ++r)
+      CHECK(text_of(all[r]) == text(static_cast<int>(r)));
   }
 }
 
@@ -165,7 +179,8 @@ COMM_CASE("all_gather_bytes gives all ranks' bytes to all, in rank order") {
     std::string mine(n, static_cast<char>('a' + comm.rank()));
     const auto all = comm.all_gather_bytes(Point::kModelCheck, bytes_of(mine));
     REQUIRE(all.size() == static_cast<std::size_t>(comm.size()));
-    for (int r = 0; r < comm.size(); ++r) CHECK(text_of(all[r]) == std::string(n, static_cast<char>('a' + r)));
+    for (int r = 0; r < comm.size(); ++r)
+      CHECK(text_of(all[r]) == std::string(n, static_cast<char>('a' + r)));
   }
 }
 
@@ -179,15 +194,16 @@ COMM_CASE("agree throws the lowest failing rank's line and exit code on every ra
     std::optional<Fault> mine;
     // The highest rank fails too; its line is long and must not be the one that is shown.
     if (comm.rank() == comm.size() - 1) mine = Fault{4, std::string(5000, 'z')};
-    if (comm.rank() == lowest) mine = Fault{2 + lowest, "blk." + std::to_string(lowest) + ": cut short"};
+    if (comm.rank() == lowest)
+      mine = Fault{2 + lowest, "blk." + std::to_string(lowest) + ": cut short"};
     try {
       comm.agree(mine);
       FAIL("agree() returned");
     } catch (const AgreedFault& agreed) {
       CHECK(agreed.from() == lowest);
       CHECK(agreed.fault().exit_code == 2 + lowest);
-      CHECK(agreed.what() == "rank " + std::to_string(lowest) + "/" + std::to_string(comm.size()) + ": blk." +
-                                 std::to_string(lowest) + ": cut short");
+      CHECK(agreed.what() == "rank " + std::to_string(lowest) + "/" + std::to_string(comm.size()) +
+                                 ": blk." + std::to_string(lowest) + ": cut short");
     }
   }
   CHECK_NOTHROW(comm.agree(std::nullopt));  // the group is whole after a fault that all know of
@@ -212,7 +228,8 @@ COMM_CASE("a barrier holds every rank until the last has come") {
     if (comm.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(40));
     comm.barrier(Point::kModelCheck);
     // The ranks leave the barrier before one moments apart, hence not the full time.
-    if (comm.size() > 1) CHECK(std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(20));
+    if (comm.size() > 1)
+      CHECK(std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(20));
     comm.barrier(Point::kModelCheck);
   }
 }
@@ -225,12 +242,15 @@ COMM_CASE("messages between two ranks arrive in the order they were sent") {
   for (std::size_t n : sizes_up_to(std::min<std::size_t>(rig.max_count, 100003))) {
     std::vector<float> token(n, 0.0f);
     for (int lap = 0; lap < 2; ++lap) {
-      if (comm.rank() != 0) comm.recv(Point::kStageHandOff, rig.device(token.data()), n, previous, nullptr);
+      if (comm.rank() != 0)
+        comm.recv(Point::kStageHandOff, rig.device(token.data()), n, previous, nullptr);
       for (float& x : token) x += std::ldexp(1.0f, comm.rank());
       comm.send(Point::kStageHandOff, rig.device(token.data()), n, next, nullptr);
-      if (comm.rank() == 0) comm.recv(Point::kStageHandOff, rig.device(token.data()), n, previous, nullptr);
+      if (comm.rank() == 0)
+        comm.recv(Point::kStageHandOff, rig.device(token.data()), n, previous, nullptr);
     }
-    if (comm.rank() == 0) CHECK(token == std::vector<float>(n, 2.0f * static_cast<float>((1u << comm.size()) - 1)));
+    if (comm.rank() == 0)
+      CHECK(token == std::vector<float>(n, 2.0f * static_cast<float>((1u << comm.size()) - 1)));
   }
   float first = 1;
   float second = 2;
@@ -247,7 +267,8 @@ COMM_CASE("messages between two ranks arrive in the order they were sent") {
 
 COMM_CASE("a peer outside the group is refused") {
   float x = 0;
-  CHECK_THROWS_AS(rig.comm.send(Point::kStageHandOff, &x, 1, rig.comm.size(), nullptr), std::logic_error);
+  CHECK_THROWS_AS(rig.comm.send(Point::kStageHandOff, &x, 1, rig.comm.size(), nullptr),
+                  std::logic_error);
   CHECK_THROWS_AS(rig.comm.recv(Point::kStageHandOff, &x, 1, -1, nullptr), std::logic_error);
   CHECK_THROWS_AS(rig.comm.broadcast(Point::kStep, {}, rig.comm.size()), std::logic_error);
 }
@@ -334,7 +355,8 @@ COMM_CASE("different calls after each other do not take each other's messages") 
   for (int i = 0; i < 20; ++i) {
     std::vector<float> data(i * 300 + 1, std::ldexp(1.0f, comm.rank()));
     comm.sum(Point::kAttnOut, rig.device(data.data()), data.size(), nullptr);
-    std::string text = comm.rank() == i % comm.size() ? std::to_string(i) : std::string(std::to_string(i).size(), '?');
+    std::string text = comm.rank() == i % comm.size() ? std::to_string(i)
+                                                      : std::string(std::to_string(i).size(), '?');
     comm.broadcast(Point::kAttnOut, bytes_of(text), i % comm.size());
     CHECK(text == std::to_string(i));
     CHECK(data == std::vector<float>(data.size(), static_cast<float>((1u << comm.size()) - 1)));

@@ -67,7 +67,8 @@ TEST_CASE("srun that started several singletons is refused with both numbers and
 
 TEST_CASE("mpirun or mpiexec of another MPI is refused too") {
   CHECK(refusal(facts_of({{"PMI_SIZE", "8"}}), 1).find("PMI_SIZE=8") != std::string::npos);
-  CHECK(refusal(facts_of({{"OMPI_COMM_WORLD_SIZE", "3"}}), 1).find("3 processes") != std::string::npos);
+  CHECK(refusal(facts_of({{"OMPI_COMM_WORLD_SIZE", "3"}}), 1).find("3 processes") !=
+        std::string::npos);
 }
 
 TEST_CASE("a value that is no count is treated as absent") {

@@ -32,7 +32,9 @@ void add_one(Comm& comm, Point point = Point::kAttnOut) {
   comm.sum(point, &x, 1, nullptr);
 }
 
-TEST_CASE("a rank that throws releases the ranks that wait for it, and its own error is the one reported") {
+TEST_CASE(
+    "a rank that throws releases the ranks that wait for it, and its own error is the one "
+    "reported") {
   for (int culprit : {0, 1, 2}) {
     std::atomic<int> released{0};
     const std::string error = error_of<std::invalid_argument>(3, [&](Comm& comm) {
@@ -42,7 +44,8 @@ TEST_CASE("a rank that throws releases the ranks that wait for it, and its own e
         add_one(comm);
       } catch (const CommError& e) {
         ++released;
-        const std::string line = "rank " + std::to_string(comm.rank()) + "/3: sum(AttnOut) call 2: given up because rank " +
+        const std::string line = "rank " + std::to_string(comm.rank()) +
+                                 "/3: sum(AttnOut) call 2: given up because rank " +
                                  std::to_string(culprit) + " failed";
         CHECK(e.what() == line);
         throw;
@@ -86,14 +89,12 @@ TEST_CASE("a rank that returns after its last call does not disturb those still 
 }
 
 TEST_CASE("ranks in different calls, or at different Points, are an error that names both") {
-  const std::string op = error_of<CommError>(2, [&](Comm& comm) {
-    comm.rank() == 0 ? add_one(comm) : comm.barrier(Point::kStep);
-  });
+  const std::string op = error_of<CommError>(
+      2, [&](Comm& comm) { comm.rank() == 0 ? add_one(comm) : comm.barrier(Point::kStep); });
   CHECK(op.find("sum(AttnOut)") != std::string::npos);
   CHECK(op.find("barrier(Step)") != std::string::npos);
-  const std::string point = error_of<CommError>(3, [&](Comm& comm) {
-    add_one(comm, comm.rank() == 1 ? Point::kFfnOut : Point::kAttnOut);
-  });
+  const std::string point = error_of<CommError>(
+      3, [&](Comm& comm) { add_one(comm, comm.rank() == 1 ? Point::kFfnOut : Point::kAttnOut); });
   CHECK(point.find("sum(FfnOut)") != std::string::npos);
 }
 
@@ -116,18 +117,21 @@ TEST_CASE("gather_rows whose ranks see different widths, and a recv of another s
     std::vector<float> mine(8);
     std::vector<float> all(8);
     const std::size_t second = comm.rank() == 0 ? 2 : 3;
-    comm.gather_rows(Point::kLogits, mine.data(), all.data(), 1, std::vector<std::size_t>{1, second}, nullptr);
+    comm.gather_rows(Point::kLogits, mine.data(), all.data(), 1,
+                     std::vector<std::size_t>{1, second}, nullptr);
   });
-  CHECK(rows.find("rank 1 has 12, expected 8") != std::string::npos);
+  CHECK(rows.find("rank 1 has 12 bytes, expected 8") != std::string::npos);
   const std::string recv = error_of<CommError>(2, [&](Comm& comm) {
     std::vector<float> data(8);
     comm.rank() == 0 ? comm.send(Point::kStageHandOff, data.data(), 8, 1, nullptr)
                      : comm.recv(Point::kStageHandOff, data.data(), 7, 0, nullptr);
   });
-  CHECK(recv.find("7 values expected, but rank 0 sends 8 values at StageHandOff") != std::string::npos);
+  CHECK(recv.find("7 values expected, but rank 0 sends 8 values at StageHandOff") !=
+        std::string::npos);
 }
 
-TEST_CASE("a rank that waits longer than its time limit throws; a wait for the next step has no limit") {
+TEST_CASE(
+    "a rank that waits longer than its time limit throws; a wait for the next step has no limit") {
   const std::string error = error_of<CommError>(2, [&](Comm& comm) {
     comm.set_time_limit(0.02);
     if (comm.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -152,7 +156,8 @@ TEST_CASE("comms can be handed to threads of one's own") {
 
 TEST_CASE("every Point has a name of its own") {
   std::vector<std::string> names;
-  for (int i = 0; i < static_cast<int>(Point::kCount); ++i) names.emplace_back(point_name(static_cast<Point>(i)));
+  for (int i = 0; i < static_cast<int>(Point::kCount); ++i)
+    names.emplace_back(point_name(static_cast<Point>(i)));
   std::sort(names.begin(), names.end());
   CHECK(std::adjacent_find(names.begin(), names.end()) == names.end());
   CHECK(std::find(names.begin(), names.end(), "?") == names.end());

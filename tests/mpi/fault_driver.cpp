@@ -1,4 +1,5 @@
-// A program like those of apps/, reduced to what ranks do to each other; faults.sh makes it fail in every way there is.
+// A program like those of apps/, reduced to what ranks do to each other; faults.sh makes it fail in
+// every way there is.
 #include <unistd.h>
 
 #include <chrono>
@@ -12,7 +13,9 @@ namespace {
 
 using namespace k3;
 
-void sleep_s(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+void sleep_s(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
 
 void sum_for_ever(Comm& comm) {
   for (;;) {

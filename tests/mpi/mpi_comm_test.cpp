@@ -13,11 +13,14 @@ World& world() {
   return world;
 }
 
-// A device whose addresses are not those of the memory behind them: whoever reads one without the stage crashes.
+// A device whose addresses are not those of the memory behind them: whoever reads one without the
+// stage crashes.
 class FakeDevice : public HostStage {
  public:
   static constexpr std::uintptr_t kAway = std::uintptr_t{1} << 62;
-  static float* address(const float* p) { return reinterpret_cast<float*>(reinterpret_cast<std::uintptr_t>(p) + kAway); }
+  static float* address(const float* p) {
+    return reinterpret_cast<float*>(reinterpret_cast<std::uintptr_t>(p) + kAway);
+  }
 
   std::byte* allocate(std::size_t bytes) override {
     ++n_block;
@@ -97,11 +100,13 @@ TEST_CASE("a rank that waits for the next step leaves its core to others") {
   if (comm->rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
   comm->broadcast(Point::kStep, {}, 0);
   const double cpu_s = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-  // Other than rank 0 a rank waits half a second here, and one that polled all the time would use its share of the cores.
+  // Other than rank 0 a rank waits half a second here, and one that polled all the time would use
+  // its share of the cores.
   CHECK(cpu_s < 0.05);
 }
 
-TEST_CASE("a wait beyond the time limit names the call, its number and the ranks that did not come") {
+TEST_CASE(
+    "a wait beyond the time limit names the call, its number and the ranks that did not come") {
   const auto comm = make_mpi_comm(world());
   if (comm->size() == 1) return;
   const int late = comm->size() - 1;
@@ -116,7 +121,8 @@ TEST_CASE("a wait beyond the time limit names the call, its number and the ranks
     } catch (const CommError& error) {
       const std::string line = error.what();
       INFO(line);
-      const std::string me = "rank " + std::to_string(comm->rank()) + "/" + std::to_string(comm->size()) + " (";
+      const std::string me =
+          "rank " + std::to_string(comm->rank()) + "/" + std::to_string(comm->size()) + " (";
       CHECK(line.starts_with(me + world().facts().host + "): waited 0."));
       CHECK(line.ends_with(" s in sum(AttnOut) call 2 for rank " + std::to_string(late)));
     }
@@ -135,7 +141,8 @@ TEST_CASE("a wait for the next step has no time limit") {
   comm->barrier(Point::kStep);
 }
 
-TEST_CASE("a message of another size than expected is an error that names the sender and both sizes") {
+TEST_CASE(
+    "a message of another size than expected is an error that names the sender and both sizes") {
   const auto comm = make_mpi_comm(world());
   if (comm->size() == 1) return;
   std::vector<float> data(10);
@@ -147,7 +154,8 @@ TEST_CASE("a message of another size than expected is an error that names the se
       FAIL("recv() returned");
     } catch (const CommError& error) {
       const std::string line = error.what();
-      CHECK(line.find("recv(StageHandOff) call 1: rank 0 sent 20 bytes, expected 24") != std::string::npos);
+      CHECK(line.find("recv(StageHandOff) call 1: rank 0 sent 20 bytes, expected 24") !=
+            std::string::npos);
     }
   }
   const auto other = make_mpi_comm(world());

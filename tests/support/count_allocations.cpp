@@ -8,7 +8,8 @@ namespace {
 std::atomic<std::uint64_t> allocations{0};
 }
 
-// In a file of their own: where the compiler sees both malloc and delete of one object it takes them for a mismatch.
+// In a file of their own: where the compiler sees both malloc and delete of one object it takes
+// them for a mismatch.
 void* operator new(std::size_t bytes) {
   ++allocations;
   if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;

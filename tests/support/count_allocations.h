@@ -1,4 +1,5 @@
-// Link count_allocations.cpp into a test and it counts every operator new of the program, from any thread.
+// Link count_allocations.cpp into a test and it counts every operator new of the program, from any
+// thread.
 #pragma once
 
 #include <cstdint>
