@@ -118,6 +118,7 @@ std::string read_text(const std::string& path) {
     return text.str();
   }
   // ifstream opens directories and fails only when read.
+  if (!fs::exists(path)) throw std::invalid_argument(path + ": no such file");
   if (fs::is_directory(path)) throw std::invalid_argument(path + ": is a directory");
   errno = 0;
   std::ifstream file(path, std::ios::binary);

@@ -404,7 +404,7 @@ int run_engine(Request& r, World& world, Comm& comm, const RunConfig& config) {
   ProgressPrinter show;
   const std::unique_ptr<Backend> backend = make_backend(config, comm);
   Engine engine(config, comm, *backend, [&](const Progress& p) {
-    show(p);
+    if (world.rank() == 0) show(p);
     if (stop_asked()) throw Interrupted("stopped on request while loading");
   });
   std::optional<Fault> fault;

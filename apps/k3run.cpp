@@ -168,7 +168,7 @@ std::optional<RunConfig> prepare(Session& s, int argc, char** argv, World& world
   std::string line = std::string("k3run ") + build_info().version + ", " +
                      std::to_string(world.size()) + (world.size() == 1 ? " rank:" : " ranks:");
   for (const auto& [name, value] : describe(s.config)) {
-    if (name != "slots" && !value.empty()) line += " --" + name + " " + value;
+    if (name != "slots" && !value.empty() && value != "no") line += " --" + name + (value == "yes" ? "" : " " + value);
   }
   print_line(line);
   if (!s.config.log.empty()) {
@@ -323,7 +323,7 @@ std::optional<Fault> drive(Session& s, Engine& engine) {
 int run_job(Session& s, World& world, Comm& comm, const RunConfig& config) {
   const std::unique_ptr<Backend> backend = make_backend(config, comm);
   const ProgressFn on_load = [&](const Progress& p) {
-    s.progress(p);
+    if (world.rank() == 0) s.progress(p);
     if (stop_asked()) throw Interrupted("stopped on request while loading");
   };
   Engine engine(config, comm, *backend, on_load);

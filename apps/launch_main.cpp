@@ -76,7 +76,7 @@ void stop_on_signals() {
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
   for (int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
-  std::signal(SIGPIPE, SIG_IGN);
+  for (int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
 }
 
 bool stop_asked() noexcept { return g_stop_asked != 0; }

@@ -19,7 +19,8 @@ int rank_main(const std::string& program, const std::function<int(World&, Comm&)
 void on_rank_0(Comm& comm, const std::function<void()>& work);
 
 // From here on SIGINT, SIGTERM and SIGUSR1 ask for an end after the current step (Engine::request_stop); a second one of
-// the first two ends the process at once. Writing to a closed pipe becomes an error instead of a signal.
+// the first two ends the process at once. Writing to a closed pipe, or past the allowed size of a file, becomes an error
+// instead of a signal.
 void stop_on_signals();
 bool stop_asked() noexcept;
 

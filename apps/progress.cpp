@@ -42,8 +42,11 @@ void ProgressPrinter::operator()(const Progress& p) {
     phase_ = p.phase;
     next_ = {};
     said_ = false;
+    ended_ = false;
   }
+  if (ended_) return;
   const bool last = p.done >= p.total;
+  ended_ = last;
   const Clock::time_point now = Clock::now();
   // Plain lines go to files: the end of a phase, and a sign of life in a long one.
   if (!last && (now < next_ || (!live_ && !said_ && p.seconds < 10))) return;

@@ -19,7 +19,8 @@ class ProgressPrinter {
   using Clock = std::chrono::steady_clock;
   bool live_;
   bool open_ = false;  // a live line is on the screen
-  bool said_ = false;  // something of this phase has been printed
+  bool said_ = false;   // something of this phase has been printed
+  bool ended_ = false;  // its last line has
   Progress::Phase phase_ = Progress::Phase::kLoad;
   Clock::time_point next_;
 };
