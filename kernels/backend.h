@@ -38,13 +38,16 @@ struct View {
 
   View() = default;
   View(T* d, std::int64_t r, std::int64_t c) : data(d), rows(r), cols(c), stride(c) {}
-  View(T* d, std::int64_t r, std::int64_t c, std::int64_t s) : data(d), rows(r), cols(c), stride(s) {}
+  View(T* d, std::int64_t r, std::int64_t c, std::int64_t s)
+      : data(d), rows(r), cols(c), stride(s) {}
   operator View<const T>() const { return {data, rows, cols, stride}; }
   T* row(std::int64_t r) const { return data + r * stride; }
   // Columns [begin, begin + n) of every row.
   View columns(std::int64_t begin, std::int64_t n) const { return {data + begin, rows, n, stride}; }
   // Rows [begin, begin + n).
-  View slice(std::int64_t begin, std::int64_t n) const { return {data + begin * stride, n, cols, stride}; }
+  View slice(std::int64_t begin, std::int64_t n) const {
+    return {data + begin * stride, n, cols, stride};
+  }
   bool empty() const { return rows == 0 || cols == 0; }
 };
 
@@ -58,7 +61,8 @@ struct Weight {
   const std::byte* data = nullptr;
   std::int64_t row_bytes = 0;
   std::int64_t mat_bytes = 0;
-  std::int64_t first = 0;  // elements of a row's first block that come before the band (a cut inside a block)
+  std::int64_t first =
+      0;  // elements of a row's first block that come before the band (a cut inside a block)
   int layout = 0;
   bool empty() const { return n_in == 0 || n_out == 0 || n_mat == 0; }
 };
@@ -94,8 +98,9 @@ struct BatchView {
 
 // What a sequence remembers in one KDA layer, for all slots. Heads are this rank's.
 struct KdaState {
-  float* s = nullptr;       // [n_slot, n_head, head_dim (key), head_dim (value)]
-  float* window = nullptr;  // [n_slot, conv_kernel - 1, 3 * n_head * head_dim]: raw q|k|v projections, oldest first
+  float* s = nullptr;  // [n_slot, n_head, head_dim (key), head_dim (value)]
+  float* window =
+      nullptr;  // [n_slot, conv_kernel - 1, 3 * n_head * head_dim]: raw q|k|v projections, oldest first
   std::int64_t n_head = 0;
   std::int64_t head_dim = 0;
   std::int64_t conv_kernel = 0;
@@ -140,18 +145,21 @@ struct Candidate {
 
 // How a vocabulary band is searched for candidates.
 struct CandidateQuery {
-  std::int32_t n = 1;          // how many to return, best first; ties: lower id first
-  float inv_temperature = 0;   // 0: order by logit; else order by logit * inv_temperature + gumbel(seed, draw, id)
+  std::int32_t n = 1;  // how many to return, best first; ties: lower id first
+  float inv_temperature =
+      0;  // 0: order by logit; else order by logit * inv_temperature + gumbel(seed, draw, id)
   std::uint64_t seed = 0;
   std::uint64_t draw = 0;
-  bool by_logit = false;       // order by logit whatever inv_temperature is, which then only scales sum_exp_scaled
+  bool by_logit =
+      false;  // order by logit whatever inv_temperature is, which then only scales sum_exp_scaled
 };
 
 struct CandidateResult {
   std::vector<Candidate> best;
-  float max_logit = 0;             // over the band
-  double sum_exp = 0;              // sum of exp(logit - max_logit) over the band
-  double sum_exp_scaled = 0;       // the same for logits / temperature (equal to sum_exp when inv_temperature == 0)
+  float max_logit = 0;  // over the band
+  double sum_exp = 0;   // sum of exp(logit - max_logit) over the band
+  double sum_exp_scaled =
+      0;  // the same for logits / temperature (equal to sum_exp when inv_temperature == 0)
 };
 
 // Work that can be run again with the same shapes and new values in device memory (a CUDA graph, or just the calls).
@@ -172,7 +180,8 @@ class Backend {
   // Names the memory that free_bytes() counts; ranks that give the same name share it ("memory of node7", a GPU's id).
   virtual std::string memory_domain() const = 0;
   virtual std::unique_ptr<DeviceBuffer> allocate(std::size_t bytes) = 0;
-  virtual void upload(void* device, const void* host, std::size_t bytes) = 0;    // host memory may be reused on return
+  virtual void upload(void* device, const void* host,
+                      std::size_t bytes) = 0;  // host memory may be reused on return
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;  // waits
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;          // device to device
   virtual void zero(void* device, std::size_t bytes) = 0;
@@ -192,25 +201,27 @@ class Backend {
   // may run them as one kernel. Throws std::invalid_argument naming both shapes.
   virtual void matmul(std::span<const MatmulJob> jobs) = 0;
   // Per head h of w->n_mat: y[:, h*n_out ...] = x[:, h*x_head ... + n_in] . w[h]^T. x_head, y_head: elements between heads.
-  virtual void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head,
-                           const Weight& w) = 0;
+  virtual void head_matmul(View<float> y, std::int64_t y_head, View<const float> x,
+                           std::int64_t x_head, const Weight& w) = 0;
   // y[i] = row ids[i] of the table where vocab_begin <= ids[i] < vocab_begin + n_out, else zeros.
-  virtual void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin) = 0;
+  virtual void embed(View<float> y, const BatchView& batch, const Weight& table,
+                     std::int64_t vocab_begin) = 0;
 
   // ---- residual stream ------------------------------------------------------------------------------------------
   // Residual-attention mix of the bank's n_bank streams and x (kimi-k3.md section 3), then RMS norm:
   //   score_s = sum_i w_i s_i / sqrt(mean(s^2) + eps); p = softmax; h = sum_s p_s s; y = norm_w * h / sqrt(mean(h^2)+eps).
   // bank: [n_bank][n_tok, hidden], bank_stride elements apart. n_bank == 0: h = x. probs, where not null: [n_tok, n_bank+1].
   virtual void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank,
-                        std::int64_t bank_stride, const float* score_w, const float* norm_w, float eps,
-                        float* probs) = 0;
+                        std::int64_t bank_stride, const float* score_w, const float* norm_w,
+                        float eps, float* probs) = 0;
   virtual void rms_norm(View<float> y, View<const float> x, const float* w, float eps) = 0;
   // x = a (restart) or x + a.
   virtual void residual(View<float> x, View<const float> a, bool restart) = 0;
   virtual void copy_rows(View<float> y, View<const float> x) = 0;
   // Undoes the interleaving of a gather of two banded tensors: `all` holds, rank after rank, a_widths[r] columns of a and
   // b_widths[r] columns of b. At most 64 ranks.
-  virtual void unpack_bands(View<float> a, View<float> b, View<const float> all, std::span<const std::int64_t> a_widths,
+  virtual void unpack_bands(View<float> a, View<float> b, View<const float> all,
+                            std::span<const std::int64_t> a_widths,
                             std::span<const std::int64_t> b_widths) = 0;
   // first[0] = min(first[0], layer) where x holds a NaN or an infinity. first: device memory.
   virtual void note_nonfinite(View<const float> x, std::int32_t layer, std::int32_t* first) = 0;
@@ -218,21 +229,21 @@ class Backend {
   // ---- KDA (kimi-k3.md section 4); d = n_head * head_dim, this rank's heads -----------------------------------------
   // qkv = silu(causal convolution of u), both [n_tok, 3d] = [q | k | v], u the raw projections. Reads and updates the
   // window of each segment's slot. conv: [3d, conv_kernel], tap fastest.
-  virtual void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state,
-                        const BatchView& batch) = 0;
+  virtual void kda_conv(View<float> qkv, View<const float> u, const float* conv,
+                        const KdaState& state, const BatchView& batch) = 0;
   // Per head of head_dim columns: y /= max(|y|_2, eps). eps is a floor on the norm, not under the root.
   virtual void l2_norm_heads(View<float> y, std::int64_t head_dim, float eps) = 0;
   // g = lower_bound * sigmoid(-a_h * (f + dt)), or a_h * softplus(f + dt) when safe_gate is false; a = ssm_a = -exp(A_log).
   // beta = sigmoid(beta). Both in place: g holds f on entry.
-  virtual void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a, std::int64_t head_dim,
-                         bool safe_gate, float lower_bound) = 0;
+  virtual void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a,
+                         std::int64_t head_dim, bool safe_gate, float lower_bound) = 0;
   // The gated delta rule; o[n_tok, d], scale 1/sqrt(head_dim) on q. Reads and updates s of each segment's slot.
-  virtual void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v,
-                        View<const float> g, View<const float> beta, const KdaState& state,
-                        const BatchView& batch) = 0;
+  virtual void kda_scan(View<float> o, View<const float> q, View<const float> k,
+                        View<const float> v, View<const float> g, View<const float> beta,
+                        const KdaState& state, const BatchView& batch) = 0;
   // o = rms(o; w) per head * sigmoid(gate).
-  virtual void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim,
-                               float eps) = 0;
+  virtual void kda_output_gate(View<float> o, View<const float> gate, const float* w,
+                               std::int64_t head_dim, float eps) = 0;
 
   // ---- MLA (section 5) --------------------------------------------------------------------------------------------
   // Row of each token: [rms(c[0:kv_latent]; w) | c[kv_latent:]] into its slot at its position.
@@ -240,30 +251,31 @@ class Backend {
                           const BatchView& batch) = 0;
   // Per head of k_b.n_mat: q_abs = [k_b . q_nope (kv_latent) | q_rope]. q: [n_tok, n_head * (nope + rope)] with
   // nope = k_b.n_in; q_abs: [n_tok, n_head * (kv_latent + rope)] with kv_latent = k_b.n_out.
-  virtual void mla_absorb(View<float> q_abs, View<const float> q, const Weight& k_b, std::int64_t rope) = 0;
+  virtual void mla_absorb(View<float> q_abs, View<const float> q, const Weight& k_b,
+                          std::int64_t rope) = 0;
   // q: [n_tok, n_head * (kv_latent + rope)], absorbed. ctx: [n_tok, n_head * kv_latent]. Token attends to positions 0..pos
   // of its slot, all rows already appended. scale = 1/sqrt(key length per head).
-  virtual void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale, const MlaCache& cache,
-                          const BatchView& batch) = 0;
+  virtual void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
+                          const MlaCache& cache, const BatchView& batch) = 0;
   // y *= sigmoid(gate)
   virtual void sigmoid_gate(View<float> y, View<const float> gate) = 0;
 
   // ---- MoE (section 6) ----------------------------------------------------------------------------------------------
   // Chooses k experts by sigmoid(logit) + bias (ties: lower index), best first; weights from the unbiased probabilities,
   // normalised (floor 2^-14) if normalise, times scale unless it is 0 or 1.
-  virtual void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-                     bool normalise, float scale) = 0;
+  virtual void route(View<std::int32_t> ids, View<float> weights, View<const float> logits,
+                     const float* bias, bool normalise, float scale) = 0;
   // m = sum over chosen experts e on this rank of w_e * down_e . situ(gate_e . z, up_e . z); partial over ranks; zeros where
   // a token has none here.
-  virtual void experts(View<float> m, View<const float> z, View<const std::int32_t> ids, View<const float> weights,
-                       const ExpertWeights& w, Situ situ) = 0;
+  virtual void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
+                       View<const float> weights, const ExpertWeights& w, Situ situ) = 0;
   // g = situ(g, u)
   virtual void situ(View<float> g, View<const float> u, Situ p) = 0;
 
   // ---- sampling -------------------------------------------------------------------------------------------------------
   // For ids in history (device, n_hist of them, duplicates once): logit /= repetition if > 0 else *= repetition; -= presence.
-  virtual void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history, std::int64_t n_hist,
-                        float repetition, float presence) = 0;
+  virtual void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history,
+                        std::int64_t n_hist, float repetition, float presence) = 0;
   // Searches one row of a vocabulary band. Waits.
   virtual CandidateResult candidates(View<const float> logits_row, std::int64_t vocab_begin,
                                      const CandidateQuery& query) = 0;

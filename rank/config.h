@@ -10,7 +10,7 @@
 
 namespace k3 {
 
-class Metadata;   // loader/gguf.h
+class Metadata;  // loader/gguf.h
 struct TensorInfo;
 
 // One layer. Widths come from the tensors, never from the keys (a width-pruned file keeps its full shared width).
@@ -26,19 +26,19 @@ struct LayerConfig {
 
 // Symbols as in the model's description; no defaults but those it lists.
 struct ModelConfig {
-  std::string name;            // general.name, may be empty
+  std::string name;  // general.name, may be empty
   std::int64_t n_layer = 0;
   std::int64_t hidden = 0;
   std::int64_t n_vocab = 0;
-  std::int64_t n_ctx = 0;      // the model's limit
-  std::int64_t n_head = 0;     // KDA and MLA alike
+  std::int64_t n_ctx = 0;   // the model's limit
+  std::int64_t n_head = 0;  // KDA and MLA alike
   float rms_eps = 0;
   // KDA
   std::int64_t kda_head_dim = 0;
   std::int64_t conv_kernel = 0;
   std::optional<float> gate_lower_bound;  // absent: the softplus form of the gate
   // MLA
-  std::int64_t q_latent = 0;   // 0: one attn_q, no low-rank pair
+  std::int64_t q_latent = 0;  // 0: one attn_q, no low-rank pair
   std::int64_t kv_latent = 0;
   std::int64_t rope = 0;       // width of the un-rotated tail
   std::int64_t key_len = 0;    // per head: nope + rope
@@ -47,7 +47,7 @@ struct ModelConfig {
   std::int64_t n_expert = 0;
   std::int64_t n_expert_used = 0;
   std::int64_t moe_latent = 0;
-  std::int64_t n_dense = 0;    // leading dense layers
+  std::int64_t n_dense = 0;  // leading dense layers
   bool expert_norm = false;
   float expert_scale = 0;
   // residual attention
@@ -72,7 +72,8 @@ struct Layout {
   int tp = 1;
   int pp = 1;
   ShardPolicy policy = ShardPolicy::kFull;
-  int expert_groups = 0;  // experts are cut into this many groups, each expert's ffn into tp / groups bands; 0: chosen by plan
+  int expert_groups =
+      0;  // experts are cut into this many groups, each expert's ffn into tp / groups bands; 0: chosen by plan
   int world() const { return tp * pp; }
   int stage(int rank) const { return rank / tp; }
   int tp_rank(int rank) const { return rank % tp; }
@@ -80,7 +81,7 @@ struct Layout {
 
 // Reads and checks the keys and the tensors' widths. Keys missing, of the wrong type or out of range throw
 // std::invalid_argument naming file and key. Legacy spellings of keys are accepted; each adds a line to `dialects`.
-ModelConfig read_model_config(const Metadata& meta, const std::vector<TensorInfo>& tensors, const std::string& file,
-                              std::vector<std::string>& dialects);
+ModelConfig read_model_config(const Metadata& meta, const std::vector<TensorInfo>& tensors,
+                              const std::string& file, std::vector<std::string>& dialects);
 
 }  // namespace k3

@@ -19,7 +19,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+double seconds_since(Clock::time_point t) {
+  return std::chrono::duration<double>(Clock::now() - t).count();
+}
 
 std::atomic<bool> g_stop_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "set from a signal handler");
@@ -27,7 +29,8 @@ static_assert(std::atomic<bool>::is_always_lock_free, "set from a signal handler
 }  // namespace
 
 struct Engine::Impl {
-  Impl(const RunConfig& asked, Comm& w, Backend& b, const ProgressFn& progress) : world(w), backend(b) {
+  Impl(const RunConfig& asked, Comm& w, Backend& b, const ProgressFn& progress)
+      : world(w), backend(b) {
     const auto begin = Clock::now();
     prepared = prepare(asked, world, backend);
     const ShardOptions options = shard_options(prepared.config);
@@ -36,13 +39,15 @@ struct Engine::Impl {
       auto report_load = [&](std::uint64_t done, std::uint64_t total) {
         if (progress) progress({Progress::Phase::kLoad, done, total, seconds_since(begin)});
       };
-      shard = std::make_unique<Shard>(*prepared.plan, *prepared.file, backend, world, options, report_load,
-                                      prepared.warnings);
+      shard = std::make_unique<Shard>(*prepared.plan, *prepared.file, backend, world, options,
+                                      report_load, prepared.warnings);
       backend.synchronize();
     } catch (...) {
       fault = fault_of(std::current_exception());
     }
     world.agree(fault);  // loaded on every rank, or on none
+    // Only now: a rank that still reads its band is slow, not lost.
+    world.set_time_limit(prepared.config.time_limit_s);
     load_s = seconds_since(begin);
   }
 
@@ -50,16 +55,25 @@ struct Engine::Impl {
   // A step of at most chunk_tok ids; afterwards rank 0 has every rank's answers where it wanted any.
   void run(const Command& command, std::span<const std::int32_t> ids) {
     switch (command.kind) {
-      case Command::Kind::kExtend: shard->extend(command.slot, ids, command.generated != 0); break;
-      case Command::Kind::kReset: return shard->reset(command.slot);
-      case Command::Kind::kReport: return gather_reports();
-      default: break;
+      case Command::Kind::kExtend:
+        shard->extend(command.slot, ids, command.generated != 0);
+        break;
+      case Command::Kind::kReset:
+        return shard->reset(command.slot);
+      case Command::Kind::kReport:
+        return gather_reports();
+      default:
+        break;
     }
     switch (command.want) {
-      case Command::Want::kNothing: return;
-      case Command::Want::kCandidates: return answer_candidates(command);
-      case Command::Want::kLastLogits: return answer_logits(shard->last_n_tok() - 1);
-      case Command::Want::kAllLogits: return answer_logits(0);
+      case Command::Want::kNothing:
+        return;
+      case Command::Want::kCandidates:
+        return answer_candidates(command);
+      case Command::Want::kLastLogits:
+        return answer_logits(shard->last_n_tok() - 1);
+      case Command::Want::kAllLogits:
+        return answer_logits(0);
     }
   }
 
@@ -91,7 +105,8 @@ struct Engine::Impl {
 
   void collect(Point point, const Answer& mine) {
     answers.clear();
-    for (const auto& bytes : world.gather_bytes(point, to_bytes(mine), 0)) answers.push_back(answer_from_bytes(bytes));
+    for (const auto& bytes : world.gather_bytes(point, to_bytes(mine), 0))
+      answers.push_back(answer_from_bytes(bytes));
     for (const Answer& a : answers) {
       stop = stop || a.stop_requested != 0;
       first_nonfinite = std::min(first_nonfinite, a.first_nonfinite);
@@ -107,7 +122,8 @@ struct Engine::Impl {
       if (part.empty()) continue;
       const Band band = prepared.plan->vocab_out(r);
       for (std::int64_t i = 0; i < n; ++i) {
-        std::copy_n(part.begin() + i * band.size(), band.size(), rows.begin() + i * n_vocab + band.begin);
+        std::copy_n(part.begin() + i * band.size(), band.size(),
+                    rows.begin() + i * n_vocab + band.begin);
       }
     }
     n_rows = n;
@@ -126,7 +142,8 @@ struct Engine::Impl {
     RankReport r;
     r.rank = world.rank();
     r.device = backend.describe();
-    for (const PlannedTensor& t : prepared.plan->tensors()) r.plan_bytes += prepared.plan->band_bytes(t, world.rank());
+    for (const PlannedTensor& t : prepared.plan->tensors())
+      r.plan_bytes += prepared.plan->band_bytes(t, world.rank());
     r.weight_bytes = shard->weights().device_bytes() + shard->weights().mapped_bytes();
     r.state_bytes = shard->state_bytes();
     r.work_bytes = shard->work_bytes();
@@ -159,8 +176,9 @@ struct Engine::Impl {
   [[noreturn]] void throw_nonfinite(int slot) const {
     const std::int64_t n_layer = prepared.plan->config().n_layer;
     throw NonFiniteError("a NaN or an infinity first appears in " +
-                         (first_nonfinite == n_layer ? std::string("the logits (output head)")
-                                                     : "the output of layer " + std::to_string(first_nonfinite)) +
+                         (first_nonfinite == n_layer
+                              ? std::string("the logits (output head)")
+                              : "the output of layer " + std::to_string(first_nonfinite)) +
                          ", by position " + std::to_string(shard->length(slot) - 1));
   }
 
@@ -173,18 +191,20 @@ struct Engine::Impl {
     const std::int64_t n_vocab = prepared.plan->config().n_vocab;
     for (std::size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] >= 0 && ids[i] < n_vocab) continue;
-      throw std::invalid_argument("token id " + std::to_string(ids[i]) + " at position " + std::to_string(i) +
-                                  ": the vocabulary has " + std::to_string(n_vocab) + " tokens");
+      throw std::invalid_argument("token id " + std::to_string(ids[i]) + " at position " +
+                                  std::to_string(i) + ": the vocabulary has " +
+                                  std::to_string(n_vocab) + " tokens");
     }
     const std::int64_t length = shard->length(slot) + static_cast<std::int64_t>(ids.size());
     if (length > prepared.config.n_ctx) {
-      throw std::invalid_argument("--ctx " + std::to_string(prepared.config.n_ctx) + ": the sequence needs " +
-                                  std::to_string(length) + " positions");
+      throw std::invalid_argument("--ctx " + std::to_string(prepared.config.n_ctx) +
+                                  ": the sequence needs " + std::to_string(length) + " positions");
     }
   }
 
   // Runs ids in chunks; the last chunk carries what the command wants of it, the ones before only what `each` wants.
-  void extend(Command command, std::span<const std::int32_t> ids, Command::Want each, const ProgressFn& progress) {
+  void extend(Command command, std::span<const std::int32_t> ids, Command::Want each,
+              const ProgressFn& progress) {
     const auto chunk = static_cast<std::size_t>(prepared.config.chunk_tok);
     const Command::Want last = command.want;
     const auto begin = Clock::now();
@@ -250,8 +270,8 @@ void Engine::reset(int slot) {
 
 std::int64_t Engine::length(int slot) const { return impl_->shard->length(slot); }
 
-Decision Engine::extend(int slot, std::span<const std::int32_t> ids, const SamplerOptions& sampler, std::uint64_t draw,
-                        bool generated, const ProgressFn& progress) {
+Decision Engine::extend(int slot, std::span<const std::int32_t> ids, const SamplerOptions& sampler,
+                        std::uint64_t draw, bool generated, const ProgressFn& progress) {
   validate(sampler);
   impl_->check_ids(slot, ids);
   Command c;
@@ -276,7 +296,8 @@ Decision Engine::extend(int slot, std::span<const std::int32_t> ids, const Sampl
 }
 
 void Engine::logits(int slot, std::span<const std::int32_t> ids, bool last_only,
-                    const std::function<void(std::span<const float>, std::int64_t)>& sink, const ProgressFn& progress) {
+                    const std::function<void(std::span<const float>, std::int64_t)>& sink,
+                    const ProgressFn& progress) {
   impl_->check_ids(slot, ids);
   Command c;
   c.kind = Command::Kind::kExtend;

@@ -24,9 +24,9 @@ class Plan;
 struct Progress {
   enum class Phase { kLoad, kPrefill };
   Phase phase;
-  std::uint64_t done = 0;   // bytes (load) or tokens (prefill)
+  std::uint64_t done = 0;  // bytes (load) or tokens (prefill)
   std::uint64_t total = 0;
-  double seconds = 0;       // since the phase began
+  double seconds = 0;  // since the phase began
 };
 using ProgressFn = std::function<void(const Progress&)>;
 
@@ -35,14 +35,14 @@ struct RankReport {
   int rank = 0;
   std::string host;
   std::string device;
-  std::uint64_t plan_bytes = 0;      // what the plan says this rank reads
-  std::uint64_t weight_bytes = 0;    // weights on the device (mapped file bytes included)
-  std::uint64_t state_bytes = 0;     // KDA state, conv windows, MLA cache
-  std::uint64_t work_bytes = 0;      // activations
-  std::uint64_t rss_bytes = 0;       // resident set of the process, now
+  std::uint64_t plan_bytes = 0;    // what the plan says this rank reads
+  std::uint64_t weight_bytes = 0;  // weights on the device (mapped file bytes included)
+  std::uint64_t state_bytes = 0;   // KDA state, conv windows, MLA cache
+  std::uint64_t work_bytes = 0;    // activations
+  std::uint64_t rss_bytes = 0;     // resident set of the process, now
   std::uint64_t peak_rss_bytes = 0;
   double load_s = 0;
-  std::vector<PointStats> points;    // world and group communicators together, indexed by Point
+  std::vector<PointStats> points;  // world and group communicators together, indexed by Point
 };
 
 // Times of the slowest rank are what rank 0 sees: a step ends when its candidates have arrived.
@@ -66,7 +66,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  const RunConfig& config() const;       // with every 0 ("choose for me") replaced by what was chosen
+  const RunConfig& config() const;  // with every 0 ("choose for me") replaced by what was chosen
   const ModelConfig& model() const;
   const ModelFile& file() const;
   const Plan& plan() const;
@@ -84,8 +84,8 @@ class Engine {
   // std::invalid_argument for ids outside the vocabulary or a sequence longer than n_ctx, before anything runs.
   // `draw` numbers the token within the sequence: same seed and draw, same noise, whatever the layout. Prompt ids
   // (`generated` false) count for the repetition penalty only, generated ones for the presence penalty as well.
-  Decision extend(int slot, std::span<const std::int32_t> ids, const SamplerOptions& sampler, std::uint64_t draw,
-                  bool generated, const ProgressFn& progress = {});
+  Decision extend(int slot, std::span<const std::int32_t> ids, const SamplerOptions& sampler,
+                  std::uint64_t draw, bool generated, const ProgressFn& progress = {});
   // Appends ids and gives rows of logits [rows, n_vocab] to `sink`, chunk by chunk: of every id, or of the last one only.
   void logits(int slot, std::span<const std::int32_t> ids, bool last_only,
               const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,

@@ -7,12 +7,14 @@ namespace k3 {
 namespace {
 
 // Streams that have been banked before layer il runs.
-std::int64_t banked(const ModelConfig& m, std::int64_t il) { return (il + m.bank_block - 1) / m.bank_block; }
+std::int64_t banked(const ModelConfig& m, std::int64_t il) {
+  return (il + m.bank_block - 1) / m.bank_block;
+}
 
 }  // namespace
 
-Forward::Forward(Backend& backend, const Plan& plan, int rank, const Weights& weights, State& state, Work& work,
-                 Comm& world, Comm& group)
+Forward::Forward(Backend& backend, const Plan& plan, int rank, const Weights& weights, State& state,
+                 Work& work, Comm& world, Comm& group)
     : backend_(backend),
       plan_(plan),
       rank_(rank),
@@ -28,8 +30,9 @@ Forward::Forward(Backend& backend, const Plan& plan, int rank, const Weights& we
 }
 
 StepContext Forward::context(const BatchView& batch) {
-  return {backend_, plan_,  rank_, weights_, state_,
-          work_,    batch, reinterpret_cast<std::int32_t*>(first_nonfinite_->data()), probe_};
+  return {backend_, plan_, rank_, weights_,
+          state_,   work_, batch, reinterpret_cast<std::int32_t*>(first_nonfinite_->data()),
+          probe_};
 }
 
 void Forward::run(const BatchView& batch) {
@@ -50,11 +53,15 @@ void Forward::speak(const Phase& phase) {
     group_.sum(phase.point, v.data, static_cast<std::size_t>(v.rows * v.cols), backend_.stream());
   };
   switch (phase.point) {
-    case Point::kCount: return;
-    case Point::kEmbed: return sum(work_.x);
+    case Point::kCount:
+      return;
+    case Point::kEmbed:
+      return sum(work_.x);
     case Point::kAttnOut:
-    case Point::kFfnOut: return sum(work_.a);
-    case Point::kMoeLatent: return sum(work_.m);
+    case Point::kFfnOut:
+      return sum(work_.a);
+    case Point::kMoeLatent:
+      return sum(work_.m);
     case Point::kRouterLatent: {
       std::vector<std::size_t> widths;
       const int first = plan_.layout().stage(rank_) * plan_.layout().tp;
@@ -63,23 +70,27 @@ void Forward::speak(const Phase& phase) {
                                                   plan_.latent_rows(r, phase.layer).size()));
       }
       return group_.gather_rows(phase.point, work_.packed.data, work_.gathered.data,
-                                static_cast<std::size_t>(work_.packed.rows), widths, backend_.stream());
+                                static_cast<std::size_t>(work_.packed.rows), widths,
+                                backend_.stream());
     }
-    default: throw std::logic_error(std::string("no phase speaks at ") + point_name(phase.point));
+    default:
+      throw std::logic_error(std::string("no phase speaks at ") + point_name(phase.point));
   }
 }
 
 // x and every banked stream travel in one message, to the rank of the same place in the next stage.
 void Forward::receive_stage(std::int64_t n_tok) {
   const std::int64_t streams = 1 + banked(plan_.config(), plan_.layers(rank_).begin);
-  world_.recv(Point::kStageHandOff, work_.x.data, static_cast<std::size_t>(streams * n_tok * work_.x.cols),
-              rank_ - plan_.layout().tp, backend_.stream());
+  world_.recv(Point::kStageHandOff, work_.x.data,
+              static_cast<std::size_t>(streams * n_tok * work_.x.cols), rank_ - plan_.layout().tp,
+              backend_.stream());
 }
 
 void Forward::send_stage(std::int64_t n_tok) {
   const std::int64_t streams = 1 + banked(plan_.config(), plan_.layers(rank_).end);
-  world_.send(Point::kStageHandOff, work_.x.data, static_cast<std::size_t>(streams * n_tok * work_.x.cols),
-              rank_ + plan_.layout().tp, backend_.stream());
+  world_.send(Point::kStageHandOff, work_.x.data,
+              static_cast<std::size_t>(streams * n_tok * work_.x.cols), rank_ + plan_.layout().tp,
+              backend_.stream());
 }
 
 View<float> Forward::head(const BatchView& batch, RowRange rows) {
@@ -90,10 +101,11 @@ View<float> Forward::head(const BatchView& batch, RowRange rows) {
   const View<float> y = work_.head_in.slice(0, rows.count), out = work_.logits.slice(0, rows.count);
   StepContext c = context(batch);
   float* probs = probe_ != nullptr ? work_.probs.data : nullptr;
-  backend_.mix_norm(y, work_.x.slice(rows.begin, rows.count), work_.bank + rows.begin * m.hidden, n_bank,
-                    work_.bank_stride, weights_.vec(Role::kOutputResScore), weights_.vec(Role::kOutputNorm), m.rms_eps,
-                    probs);
-  if (probs != nullptr) c.see("res_probs_output", -1, View<const float>(probs, rows.count, n_bank + 1));
+  backend_.mix_norm(y, work_.x.slice(rows.begin, rows.count), work_.bank + rows.begin * m.hidden,
+                    n_bank, work_.bank_stride, weights_.vec(Role::kOutputResScore),
+                    weights_.vec(Role::kOutputNorm), m.rms_eps, probs);
+  if (probs != nullptr)
+    c.see("res_probs_output", -1, View<const float>(probs, rows.count, n_bank + 1));
   c.see("result_norm", -1, y);
   const MatmulJob job{out, y, &weights_.matrix(Role::kOutput)};
   backend_.matmul({&job, 1});
@@ -112,7 +124,8 @@ std::vector<std::uint64_t> Forward::counts() const {
   std::vector<std::uint64_t> n(static_cast<std::size_t>(Point::kCount));
   for (std::size_t p = 0; p < n.size(); ++p) {
     n[p] = group_.stats(static_cast<Point>(p)).calls;
-    if (static_cast<Point>(p) == Point::kStageHandOff) n[p] += world_.stats(Point::kStageHandOff).calls;
+    if (static_cast<Point>(p) == Point::kStageHandOff)
+      n[p] += world_.stats(Point::kStageHandOff).calls;
   }
   return n;
 }
@@ -123,8 +136,9 @@ void Forward::check_counts(const std::vector<std::uint64_t>& before) const {
   const std::vector<std::uint64_t> after = counts();
   for (std::size_t p = 0; p < after.size(); ++p) {
     if (after[p] - before[p] == expected[p]) continue;
-    throw std::logic_error(std::string("step spoke ") + std::to_string(after[p] - before[p]) + " times at " +
-                           point_name(static_cast<Point>(p)) + ", the plan says " + std::to_string(expected[p]));
+    throw std::logic_error(std::string("step spoke ") + std::to_string(after[p] - before[p]) +
+                           " times at " + point_name(static_cast<Point>(p)) + ", the plan says " +
+                           std::to_string(expected[p]));
   }
 }
 

@@ -17,8 +17,8 @@ struct RowRange {
 class Forward {
  public:
   // `world`: all ranks, for hand-offs between stages. `group`: the tp ranks of this rank's stage. All outlive this object.
-  Forward(Backend& backend, const Plan& plan, int rank, const Weights& weights, State& state, Work& work, Comm& world,
-          Comm& group);
+  Forward(Backend& backend, const Plan& plan, int rank, const Weights& weights, State& state,
+          Work& work, Comm& world, Comm& group);
 
   // Embedding to last layer for the tokens of `batch`. Collective. Throws std::logic_error when the ranks spoke more or
   // less often than the plan says.

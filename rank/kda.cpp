@@ -7,7 +7,8 @@ void kda_phase(StepContext& c, int il) {
   attention_input(c, il);
   Work& w = c.work;
   const ModelConfig& m = c.model();
-  const std::int64_t n_tok = c.batch.n_tok, heads = c.plan.heads(c.rank, il).size(), d = heads * m.kda_head_dim;
+  const std::int64_t n_tok = c.batch.n_tok, heads = c.plan.heads(c.rank, il).size(),
+                     d = heads * m.kda_head_dim;
   const View<float> u(w.u.data, n_tok, 3 * d), qkv(w.qkv.data, n_tok, 3 * d);
   const View<float> g(w.g.data, n_tok, d), gate(w.gate.data, n_tok, d), o(w.o.data, n_tok, d);
   const View<float> beta(w.beta.data, n_tok, heads);
@@ -33,14 +34,16 @@ void kda_phase(StepContext& c, int il) {
     c.see("kda_v_conv", il, v);
     c.backend.l2_norm_heads(q, m.kda_head_dim, m.rms_eps);
     c.backend.l2_norm_heads(k, m.kda_head_dim, m.rms_eps);
-    c.backend.kda_gates(g, beta, c.weights.vec(Role::kKdaDt, il), c.weights.vec(Role::kKdaA, il), m.kda_head_dim,
-                        m.gate_lower_bound.has_value(), m.gate_lower_bound.value_or(0.0f));
+    c.backend.kda_gates(g, beta, c.weights.vec(Role::kKdaDt, il), c.weights.vec(Role::kKdaA, il),
+                        m.kda_head_dim, m.gate_lower_bound.has_value(),
+                        m.gate_lower_bound.value_or(0.0f));
     c.see("kda_g1", il, g);
     c.see("kda_beta", il, beta);
     c.backend.kda_scan(o, q, k, v, g, beta, state, c.batch);
     c.see("kda_scan_out", il, o);
     c.see("kda_g2", il, gate);
-    c.backend.kda_output_gate(o, gate, c.weights.vec(Role::kKdaNorm, il), m.kda_head_dim, m.rms_eps);
+    c.backend.kda_output_gate(o, gate, c.weights.vec(Role::kKdaNorm, il), m.kda_head_dim,
+                              m.rms_eps);
   }
   const MatmulJob out{w.a, o, &c.weights.matrix(Role::kAttnOutput, il)};
   c.backend.matmul({&out, 1});

@@ -4,25 +4,29 @@ namespace k3 {
 namespace {
 
 // Streams in the bank when layer il's attention mixes: il's own push comes after.
-std::int64_t bank_before(const ModelConfig& m, std::int64_t il) { return (il + m.bank_block - 1) / m.bank_block; }
+std::int64_t bank_before(const ModelConfig& m, std::int64_t il) {
+  return (il + m.bank_block - 1) / m.bank_block;
+}
 
 View<float> bank_entry(StepContext& c, std::int64_t i) {
   return {c.work.bank + i * c.work.bank_stride, c.batch.n_tok, c.model().hidden};
 }
 
-void mixed_input(StepContext& c, int il, std::int64_t n_bank, Role score, Role norm, std::string_view trace) {
+void mixed_input(StepContext& c, int il, std::int64_t n_bank, Role score, Role norm,
+                 std::string_view trace) {
   // blk.0.attn_res_score is in the file but never used: the bank is still empty.
   const float* score_w = n_bank > 0 ? c.weights.vec(score, il) : nullptr;
   float* probs = c.probe != nullptr && n_bank > 0 ? c.work.probs.data : nullptr;
-  c.backend.mix_norm(c.work.y, c.work.x, c.work.bank, n_bank, c.work.bank_stride, score_w, c.weights.vec(norm, il),
-                     c.model().rms_eps, probs);
+  c.backend.mix_norm(c.work.y, c.work.x, c.work.bank, n_bank, c.work.bank_stride, score_w,
+                     c.weights.vec(norm, il), c.model().rms_eps, probs);
   if (probs != nullptr) c.see(trace, il, View<const float>(probs, c.batch.n_tok, n_bank + 1));
 }
 
 }  // namespace
 
 void embed_phase(StepContext& c, int) {
-  c.backend.embed(c.work.x, c.batch, c.weights.matrix(Role::kTokenEmbd), c.plan.vocab_in(c.rank).begin);
+  c.backend.embed(c.work.x, c.batch, c.weights.matrix(Role::kTokenEmbd),
+                  c.plan.vocab_in(c.rank).begin);
 }
 
 void attention_input(StepContext& c, int il) {
@@ -72,11 +76,13 @@ std::vector<Phase> layer_program(const Plan& plan, int rank) {
   // A value that every rank holds whole must not be summed: it would come out tp times too large.
   const auto when = [](bool speaks, Point p) { return speaks ? p : Point::kCount; };
   std::vector<Phase> program;
-  if (plan.has_embedding(rank)) program.push_back({"embed", -1, embed_phase, when(full, Point::kEmbed)});
+  if (plan.has_embedding(rank))
+    program.push_back({"embed", -1, embed_phase, when(full, Point::kEmbed)});
   const Band layers = plan.layers(rank);
   for (auto il = static_cast<int>(layers.begin); il < layers.end; ++il) {
     const LayerConfig& l = plan.config().layers[static_cast<std::size_t>(il)];
-    program.push_back({l.is_mla ? "mla" : "kda", il, l.is_mla ? mla_phase : kda_phase, when(full, Point::kAttnOut)});
+    program.push_back({l.is_mla ? "mla" : "kda", il, l.is_mla ? mla_phase : kda_phase,
+                       when(full, Point::kAttnOut)});
     if (l.is_dense) {
       program.push_back({"dense", il, dense_phase, when(full, Point::kFfnOut)});
     } else {

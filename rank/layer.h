@@ -27,11 +27,13 @@ class Probe {
 // Widths are this rank's; a band may be empty.
 class Work {
  public:
-  Work(Backend& backend, const Plan& plan, int rank, std::int64_t max_tok, std::int64_t max_logit_rows);
+  Work(Backend& backend, const Plan& plan, int rank, std::int64_t max_tok,
+       std::int64_t max_logit_rows);
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
   // Device bytes of such a Work, before anything is allocated.
-  static std::uint64_t bytes(const Plan& plan, int rank, std::int64_t max_tok, std::int64_t max_logit_rows);
+  static std::uint64_t bytes(const Plan& plan, int rank, std::int64_t max_tok,
+                             std::int64_t max_logit_rows);
 
   // Lays the buffers out for a step of n_tok tokens. x and the bank lie one after the other, so that a stage hands both on
   // in one message: [x | bank 0 | bank 1 ...], each [n_tok, hidden].
@@ -40,22 +42,22 @@ class Work {
   std::int64_t max_tok() const { return max_tok_; }
   std::uint64_t device_bytes() const { return storage_->bytes(); }
 
-  View<float> x;                    // [n_tok, hidden] the residual stream
-  float* bank = nullptr;            // [n_bank][n_tok, hidden]
+  View<float> x;          // [n_tok, hidden] the residual stream
+  float* bank = nullptr;  // [n_bank][n_tok, hidden]
   std::int64_t bank_stride = 0;
-  View<float> y, a, tmp;            // [n_tok, hidden] normed input, block output, scratch
-  View<float> u, qkv;               // [n_tok, 3 * heads * kda_head_dim]
-  View<float> g, o, gate;           // [n_tok, heads * head width], KDA and MLA
-  View<float> f, beta;              // [n_tok, kda_head_dim], [n_tok, heads]
-  View<float> qa, q, c, q_abs, ctx; // MLA
-  View<float> packed, gathered;     // router and latent bands; all ranks' of them
-  View<float> router, z, m;         // [n_tok, experts], [n_tok, moe_latent] twice
-  View<std::int32_t> expert_ids;    // [n_tok, experts used]
+  View<float> y, a, tmp;             // [n_tok, hidden] normed input, block output, scratch
+  View<float> u, qkv;                // [n_tok, 3 * heads * kda_head_dim]
+  View<float> g, o, gate;            // [n_tok, heads * head width], KDA and MLA
+  View<float> f, beta;               // [n_tok, kda_head_dim], [n_tok, heads]
+  View<float> qa, q, c, q_abs, ctx;  // MLA
+  View<float> packed, gathered;      // router and latent bands; all ranks' of them
+  View<float> router, z, m;          // [n_tok, experts], [n_tok, moe_latent] twice
+  View<std::int32_t> expert_ids;     // [n_tok, experts used]
   View<float> expert_weights;
-  View<float> ffn_g, ffn_u;         // [n_tok, widest ffn band]; narrowed per layer
-  View<float> head_in;              // [max_logit_rows, hidden]
-  View<float> logits;               // [max_logit_rows, vocabulary band]
-  View<float> probs;                // [n_tok, bank + 1], traces only
+  View<float> ffn_g, ffn_u;  // [n_tok, widest ffn band]; narrowed per layer
+  View<float> head_in;       // [max_logit_rows, hidden]
+  View<float> logits;        // [max_logit_rows, vocabulary band]
+  View<float> probs;         // [n_tok, bank + 1], traces only
 
  private:
   explicit Work(std::int64_t max_tok) : max_tok_(max_tok) {}

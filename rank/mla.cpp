@@ -31,8 +31,10 @@ void mla_phase(StepContext& c, int il) {
   Work& w = c.work;
   const ModelConfig& m = c.model();
   const std::int64_t n_tok = c.batch.n_tok, heads = c.plan.heads(c.rank, il).size();
-  const View<float> q(w.q.data, n_tok, heads * m.key_len), q_abs(w.q_abs.data, n_tok, heads * m.cache_row());
-  const View<float> ctx(w.ctx.data, n_tok, heads * m.kv_latent), o(w.o.data, n_tok, heads * m.value_len);
+  const View<float> q(w.q.data, n_tok, heads * m.key_len),
+      q_abs(w.q_abs.data, n_tok, heads * m.cache_row());
+  const View<float> ctx(w.ctx.data, n_tok, heads * m.kv_latent),
+      o(w.o.data, n_tok, heads * m.value_len);
   const MlaCache& cache = c.state.mla(il);
 
   query(c, il, q);
@@ -41,7 +43,8 @@ void mla_phase(StepContext& c, int il) {
   if (heads > 0) {
     c.backend.mla_absorb(q_abs, q, c.weights.matrix(Role::kMlaKB, il), m.rope);
     // The scale uses the per-head key length, not the width of the cached row.
-    c.backend.mla_attend(ctx, q_abs, heads, 1.0f / std::sqrt(static_cast<float>(m.key_len)), cache, c.batch);
+    c.backend.mla_attend(ctx, q_abs, heads, 1.0f / std::sqrt(static_cast<float>(m.key_len)), cache,
+                         c.batch);
     c.backend.head_matmul(o, m.value_len, ctx, m.kv_latent, c.weights.matrix(Role::kMlaVB, il));
     c.see("kqv_out", il, o);
     if (c.layer(il).has_attn_gate) {

@@ -28,15 +28,16 @@ void together(Comm& world, const std::function<void()>& work) {
 void resolve_layout(RunConfig& c, int world) {
   if (c.layout.tp == 0) {
     if (world % c.layout.pp != 0) {
-      throw std::invalid_argument("--pp " + std::to_string(c.layout.pp) + ": does not divide the world of " +
-                                  std::to_string(world) + " ranks");
+      throw std::invalid_argument("--pp " + std::to_string(c.layout.pp) +
+                                  ": does not divide the world of " + std::to_string(world) +
+                                  " ranks");
     }
     c.layout.tp = world / c.layout.pp;
   }
   if (c.layout.world() == world) return;
-  throw std::invalid_argument("--tp " + std::to_string(c.layout.tp) + " --pp " + std::to_string(c.layout.pp) +
-                              ": needs " + std::to_string(c.layout.world()) + " ranks, this job has " +
-                              std::to_string(world));
+  throw std::invalid_argument(
+      "--tp " + std::to_string(c.layout.tp) + " --pp " + std::to_string(c.layout.pp) + ": needs " +
+      std::to_string(c.layout.world()) + " ranks, this job has " + std::to_string(world));
 }
 
 void resolve_sequence(RunConfig& c, const ModelConfig& m) {
@@ -55,7 +56,8 @@ void open_and_plan(Prepared& p, int world) {
   p.file = std::make_unique<ModelFile>(ModelFile::open(p.config.model, options));
   p.warnings = p.file->warnings();
   const std::string& name = p.file->parts().front().path;
-  const ModelConfig model = read_model_config(p.file->metadata(), p.file->tensors(), name, p.warnings);
+  const ModelConfig model =
+      read_model_config(p.file->metadata(), p.file->tensors(), name, p.warnings);
   p.plan = std::make_unique<Plan>(Plan::make(model, p.file->tensors(), p.config.layout, name));
   p.warnings.insert(p.warnings.end(), p.plan->dialects().begin(), p.plan->dialects().end());
   resolve_sequence(p.config, model);
@@ -63,13 +65,17 @@ void open_and_plan(Prepared& p, int world) {
 }
 
 void check_same_model(const Prepared& p, Comm& world) {
-  const auto all = world.all_gather_bytes(Point::kModelCheck, std::as_bytes(std::span(p.fingerprint)));
+  const auto all =
+      world.all_gather_bytes(Point::kModelCheck, std::as_bytes(std::span(p.fingerprint)));
   together(world, [&] {
     const auto& first = all.front();
-    if (std::equal(first.begin(), first.end(), reinterpret_cast<const std::byte*>(p.fingerprint.data()))) return;
-    throw std::invalid_argument(p.config.model + ": content fingerprint " + p.fingerprint + ", rank 0 opened " +
-                                std::string(reinterpret_cast<const char*>(first.data()), first.size()) +
-                                ": the ranks see different files");
+    if (std::equal(first.begin(), first.end(),
+                   reinterpret_cast<const std::byte*>(p.fingerprint.data())))
+      return;
+    throw std::invalid_argument(
+        p.config.model + ": content fingerprint " + p.fingerprint + ", rank 0 opened " +
+        std::string(reinterpret_cast<const char*>(first.data()), first.size()) +
+        ": the ranks see different files");
   });
 }
 
@@ -83,14 +89,16 @@ struct Price {
 
 std::string gib(std::uint64_t bytes) {
   char text[32];
-  std::snprintf(text, sizeof(text), "%.2f GiB", static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0));
+  std::snprintf(text, sizeof(text), "%.2f GiB",
+                static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0));
   return text;
 }
 
 // Ranks that share a memory are priced together; no rank allocates before all are known to fit.
 void check_fits(const Prepared& p, Comm& world, const Backend& backend) {
   Price mine;
-  const ShardCost cost = shard_cost(*p.plan, *p.file, backend, world.rank(), shard_options(p.config));
+  const ShardCost cost =
+      shard_cost(*p.plan, *p.file, backend, world.rank(), shard_options(p.config));
   mine.domain = std::hash<std::string>{}(backend.memory_domain());
   mine.need = cost.total();
   mine.per_position = cost.per_position;
@@ -108,14 +116,14 @@ void check_fits(const Prepared& p, Comm& world, const Backend& backend) {
     }
     if (need <= free) return;
     const std::uint64_t fixed = need - per_position * static_cast<std::uint64_t>(p.config.n_ctx);
-    const std::string advice =
-        fixed < free && per_position > 0
-            ? "the largest context that fits is --ctx " + std::to_string((free - fixed) / per_position)
-            : "no context fits: use more ranks or a smaller quant";
-    throw std::invalid_argument("--ctx " + std::to_string(p.config.n_ctx) + ": " + backend.memory_domain() +
-                                " needs " + gib(need) + " (this rank: weights " + gib(cost.weights) + ", state " +
-                                gib(cost.state) + ", activations " + gib(cost.work) + "), " + gib(free) +
-                                " are free; " + advice);
+    const std::string advice = fixed < free && per_position > 0
+                                   ? "the largest context that fits is --ctx " +
+                                         std::to_string((free - fixed) / per_position)
+                                   : "no context fits: use more ranks or a smaller quant";
+    throw std::invalid_argument(
+        "--ctx " + std::to_string(p.config.n_ctx) + ": " + backend.memory_domain() + " needs " +
+        gib(need) + " (this rank: weights " + gib(cost.weights) + ", state " + gib(cost.state) +
+        ", activations " + gib(cost.work) + "), " + gib(free) + " are free; " + advice);
   });
 }
 

@@ -22,7 +22,8 @@ class Reader {
 
   template <class T>
   void take(T* values, std::size_t count) {
-    if (count > (bytes_.size() - at_) / sizeof(T)) throw std::logic_error("an answer is shorter than it says");
+    if (count > (bytes_.size() - at_) / sizeof(T))
+      throw std::logic_error("an answer is shorter than it says");
     if (count > 0) std::memcpy(values, bytes_.data() + at_, count * sizeof(T));
     at_ += count * sizeof(T);
   }
@@ -30,7 +31,8 @@ class Reader {
   void take_list(std::vector<T>& values) {
     std::uint64_t count = 0;
     take(&count, 1);
-    if (count > (bytes_.size() - at_) / sizeof(T)) throw std::logic_error("an answer is shorter than it says");
+    if (count > (bytes_.size() - at_) / sizeof(T))
+      throw std::logic_error("an answer is shorter than it says");
     values.resize(count);
     take(values.data(), values.size());
   }

@@ -45,8 +45,8 @@ Command receive_command(Comm& world, std::vector<std::int32_t>& ids);
 struct Answer {
   std::int32_t first_nonfinite = 0;
   std::int32_t stop_requested = 0;
-  CandidateResult candidates;       // kCandidates, ranks with a vocabulary band
-  std::vector<float> logits;        // rows of this rank's band, kLastLogits and kAllLogits
+  CandidateResult candidates;  // kCandidates, ranks with a vocabulary band
+  std::vector<float> logits;   // rows of this rank's band, kLastLogits and kAllLogits
 };
 std::vector<std::byte> to_bytes(const Answer& answer);
 Answer answer_from_bytes(std::span<const std::byte> bytes);

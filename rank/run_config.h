@@ -16,22 +16,23 @@ struct RunConfig {
   std::string model;                // any part of the GGUF file
   bool ignore_split_count = false;  // accept a stale split.tensors.count over a complete set
   // the world
-  Layout layout;                    // tp * pp must equal the number of ranks; tp == 0: as many as there are ranks / pp
+  Layout
+      layout;  // tp * pp must equal the number of ranks; tp == 0: as many as there are ranks / pp
   std::string backend = "cpu";
-  int threads = 0;                  // per rank; 0: cores of the node / ranks on the node, at least 1
-  double time_limit_s = 60;         // a rank that waits longer for its peers ends the job; 0: never
+  int threads = 0;           // per rank; 0: cores of the node / ranks on the node, at least 1
+  double time_limit_s = 60;  // a rank that waits longer for its peers ends the job; 0: never
   // the sequence
-  std::int64_t n_ctx = 0;           // positions per sequence; 0: the model's limit, at most 4096
-  std::int64_t chunk_tok = 256;     // prompt tokens per prefill step
-  int n_slot = 1;                   // sequences held at once
+  std::int64_t n_ctx = 0;        // positions per sequence; 0: the model's limit, at most 4096
+  std::int64_t chunk_tok = 256;  // prompt tokens per prefill step
+  int n_slot = 1;                // sequences held at once
   CacheType cache = CacheType::kF32;
   // the text
-  std::int64_t n_predict = 128;     // tokens to generate at most
-  bool control_tokens = false;      // recognise control tokens in a raw prompt
+  std::int64_t n_predict = 128;  // tokens to generate at most
+  bool control_tokens = false;   // recognise control tokens in a raw prompt
   bool ignore_eos = false;
   SamplerOptions sampler;
   // the log
-  std::string log;                  // HDF5 file; empty: none
+  std::string log;  // HDF5 file; empty: none
 };
 
 // Throws std::invalid_argument naming the option, its value and the range it must lie in.

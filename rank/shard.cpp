@@ -16,7 +16,8 @@ void add_distinct(std::vector<std::int32_t>& seen, std::span<const std::int32_t>
 
 }  // namespace
 
-ShardCost shard_cost(const Plan& plan, const ModelFile& file, const Backend& backend, int rank, const ShardOptions& o) {
+ShardCost shard_cost(const Plan& plan, const ModelFile& file, const Backend& backend, int rank,
+                     const ShardOptions& o) {
   ShardCost c;
   c.weights = weight_bytes(plan, file, backend, rank);
   c.state = state_bytes(plan, rank, o.state);
@@ -25,8 +26,9 @@ ShardCost shard_cost(const Plan& plan, const ModelFile& file, const Backend& bac
   return c;
 }
 
-Shard::Shard(const Plan& plan, const ModelFile& file, Backend& backend, Comm& world, const ShardOptions& options,
-             const LoadProgressFn& progress, std::vector<std::string>& warnings)
+Shard::Shard(const Plan& plan, const ModelFile& file, Backend& backend, Comm& world,
+             const ShardOptions& options, const LoadProgressFn& progress,
+             std::vector<std::string>& warnings)
     : plan_(plan),
       backend_(backend),
       rank_(world.rank()),
@@ -37,9 +39,12 @@ Shard::Shard(const Plan& plan, const ModelFile& file, Backend& backend, Comm& wo
   weights_ = std::make_unique<Weights>(plan, file, backend, rank_, progress, warnings);
   state_ = std::make_unique<State>(backend, plan, rank_, options.state);
   work_ = std::make_unique<Work>(backend, plan, rank_, options.chunk_tok, options.logit_rows);
-  forward_ = std::make_unique<Forward>(backend, plan, rank_, *weights_, *state_, *work_, world, *group_);
-  batch_ids_ = backend.allocate(static_cast<std::size_t>(3 * options.chunk_tok + 2) * sizeof(std::int32_t));
-  history_ = backend.allocate(static_cast<std::size_t>(plan.config().n_vocab) * sizeof(std::int32_t));
+  forward_ =
+      std::make_unique<Forward>(backend, plan, rank_, *weights_, *state_, *work_, world, *group_);
+  batch_ids_ =
+      backend.allocate(static_cast<std::size_t>(3 * options.chunk_tok + 2) * sizeof(std::int32_t));
+  history_ =
+      backend.allocate(static_cast<std::size_t>(plan.config().n_vocab) * sizeof(std::int32_t));
 }
 
 void Shard::extend(int slot, std::span<const std::int32_t> ids, bool generated) {

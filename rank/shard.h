@@ -20,8 +20,8 @@ namespace k3 {
 
 struct ShardOptions {
   StateShape state;
-  std::int64_t chunk_tok = 256;     // tokens of a step at most
-  std::int64_t logit_rows = 32;     // rows of logits computed at once at most
+  std::int64_t chunk_tok = 256;  // tokens of a step at most
+  std::int64_t logit_rows = 32;  // rows of logits computed at once at most
 };
 
 // Device bytes a shard takes, before anything is allocated.
@@ -32,12 +32,14 @@ struct ShardCost {
   std::uint64_t work = 0;
   std::uint64_t total() const { return weights + state + work; }
 };
-ShardCost shard_cost(const Plan& plan, const ModelFile& file, const Backend& backend, int rank, const ShardOptions& o);
+ShardCost shard_cost(const Plan& plan, const ModelFile& file, const Backend& backend, int rank,
+                     const ShardOptions& o);
 
 class Shard {
  public:
-  Shard(const Plan& plan, const ModelFile& file, Backend& backend, Comm& world, const ShardOptions& options,
-        const LoadProgressFn& progress, std::vector<std::string>& warnings);
+  Shard(const Plan& plan, const ModelFile& file, Backend& backend, Comm& world,
+        const ShardOptions& options, const LoadProgressFn& progress,
+        std::vector<std::string>& warnings);
 
   // Appends ids (at most chunk_tok, all within the vocabulary and n_ctx) to the slot's sequence and runs them. Collective.
   void extend(int slot, std::span<const std::int32_t> ids, bool generated);

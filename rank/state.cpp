@@ -14,11 +14,15 @@ LayerBytes layer_bytes(const Plan& plan, int rank, int layer, const StateShape& 
   LayerBytes b;
   const auto slots = static_cast<std::uint64_t>(shape.n_slot);
   if (c.layers[static_cast<std::size_t>(layer)].is_mla) {
-    b.rows = slots * static_cast<std::uint64_t>(shape.n_ctx * c.cache_row()) * cache_elem_bytes(shape.cache);
+    b.rows = slots * static_cast<std::uint64_t>(shape.n_ctx * c.cache_row()) *
+             cache_elem_bytes(shape.cache);
   } else {
     const std::int64_t heads = plan.heads(rank, layer).size();
-    b.s = slots * static_cast<std::uint64_t>(heads * c.kda_head_dim * c.kda_head_dim) * sizeof(float);
-    b.window = slots * static_cast<std::uint64_t>((c.conv_kernel - 1) * 3 * heads * c.kda_head_dim) * sizeof(float);
+    b.s =
+        slots * static_cast<std::uint64_t>(heads * c.kda_head_dim * c.kda_head_dim) * sizeof(float);
+    b.window = slots *
+               static_cast<std::uint64_t>((c.conv_kernel - 1) * 3 * heads * c.kda_head_dim) *
+               sizeof(float);
   }
   return b;
 }
@@ -43,7 +47,8 @@ std::uint64_t state_bytes_per_position(const Plan& plan, int rank, const StateSh
   return state_bytes(plan, rank, one) - state_bytes(plan, rank, none);
 }
 
-State::State(Backend& backend, const Plan& plan, int rank, const StateShape& shape) : shape_(shape) {
+State::State(Backend& backend, const Plan& plan, int rank, const StateShape& shape)
+    : shape_(shape) {
   const ModelConfig& c = plan.config();
   const Band layers = plan.layers(rank);
   first_layer_ = static_cast<int>(layers.begin);

@@ -31,7 +31,9 @@ bool is_vector(Role role) {
   }
 }
 
-bool is_conv(Role role) { return role == Role::kKdaConvQ || role == Role::kKdaConvK || role == Role::kKdaConvV; }
+bool is_conv(Role role) {
+  return role == Role::kKdaConvQ || role == Role::kKdaConvK || role == Role::kKdaConvV;
+}
 
 const TensorInfo& source(const ModelFile& file, const std::string& name) {
   const TensorInfo* t = file.find(name);
@@ -52,7 +54,8 @@ HostBox host_box(const PlannedTensor& t, const Box& box, const std::byte* base) 
 }
 
 // Elements [begin, end) of a stored tensor seen as one flat run of rows, each row_elems long. The pages are let go after.
-std::vector<float> read_flat(const ModelFile& file, const TensorInfo& t, std::int64_t begin, std::int64_t end) {
+std::vector<float> read_flat(const ModelFile& file, const TensorInfo& t, std::int64_t begin,
+                             std::int64_t end) {
   const BlockTraits& tr = traits(t.type);
   std::vector<float> out(static_cast<std::size_t>(end - begin));
   dequantize_range(t.type, file.data(t), begin, end - begin, out.data());
@@ -65,8 +68,9 @@ std::vector<float> read_flat(const ModelFile& file, const TensorInfo& t, std::in
 void check_finite(const std::vector<float>& values, const std::string& where, std::int64_t begin) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (std::isfinite(values[i])) continue;
-    throw std::invalid_argument(where + ": element " + std::to_string(begin + static_cast<std::int64_t>(i)) + " is " +
-                                (std::isnan(values[i]) ? "NaN" : "infinite") + ", expected a finite number");
+    throw std::invalid_argument(
+        where + ": element " + std::to_string(begin + static_cast<std::int64_t>(i)) + " is " +
+        (std::isnan(values[i]) ? "NaN" : "infinite") + ", expected a finite number");
   }
 }
 
@@ -75,7 +79,8 @@ struct Span {
   std::uint64_t begin, end;
 };
 Span matrix_span(const PlannedTensor& t, const Box& box, std::int64_t mat) {
-  const auto row = static_cast<std::uint64_t>(block_bytes(t.type, static_cast<std::uint64_t>(t.dims[0])));
+  const auto row =
+      static_cast<std::uint64_t>(block_bytes(t.type, static_cast<std::uint64_t>(t.dims[0])));
   const auto rows = static_cast<std::uint64_t>(t.dims[1]);
   const auto m = static_cast<std::uint64_t>(mat);
   return {(m * rows + static_cast<std::uint64_t>(box.axis[1].begin)) * row,
@@ -84,7 +89,8 @@ Span matrix_span(const PlannedTensor& t, const Box& box, std::int64_t mat) {
 
 }  // namespace
 
-std::uint64_t weight_bytes(const Plan& plan, const ModelFile& file, const Backend& backend, int rank) {
+std::uint64_t weight_bytes(const Plan& plan, const ModelFile& file, const Backend& backend,
+                           int rank) {
   std::uint64_t sum = 0;
   for (const PlannedTensor& t : plan.tensors()) {
     const Box box = plan.box(t, rank);
@@ -98,8 +104,8 @@ std::uint64_t weight_bytes(const Plan& plan, const ModelFile& file, const Backen
   return sum;
 }
 
-Weights::Weights(const Plan& plan, const ModelFile& file, Backend& backend, int rank, const LoadProgressFn& progress,
-                 std::vector<std::string>& warnings)
+Weights::Weights(const Plan& plan, const ModelFile& file, Backend& backend, int rank,
+                 const LoadProgressFn& progress, std::vector<std::string>& warnings)
     : n_layer_(static_cast<std::size_t>(plan.config().n_layer)) {
   slots_.resize(static_cast<std::size_t>(Role::kCount) * (n_layer_ + 1));
   conv_.resize(n_layer_, nullptr);
@@ -119,8 +125,8 @@ Weights::Weights(const Plan& plan, const ModelFile& file, Backend& backend, int 
   }
 }
 
-void Weights::load_vector(const PlannedTensor& t, const Box& box, const ModelFile& file, Backend& backend,
-                          std::vector<std::string>& warnings) {
+void Weights::load_vector(const PlannedTensor& t, const Box& box, const ModelFile& file,
+                          Backend& backend, std::vector<std::string>& warnings) {
   const TensorInfo& info = source(file, t.name);
   const std::int64_t begin = box.axis[0].begin, end = box.axis[0].end;
   std::vector<float> values = read_flat(file, info, begin, end);
@@ -142,7 +148,8 @@ void Weights::load_vector(const PlannedTensor& t, const Box& box, const ModelFil
   s.vec = upload(backend, values);
 }
 
-void Weights::load_matrix(const PlannedTensor& t, const Box& box, const ModelFile& file, Backend& backend) {
+void Weights::load_matrix(const PlannedTensor& t, const Box& box, const ModelFile& file,
+                          Backend& backend) {
   const TensorInfo& info = source(file, t.name);
   Slot& s = slot(t.role, t.layer);
   s.present = true;
@@ -173,7 +180,8 @@ void Weights::load_matrix(const PlannedTensor& t, const Box& box, const ModelFil
   }
 }
 
-void Weights::load_conv(const Plan& plan, const ModelFile& file, Backend& backend, int rank, int layer) {
+void Weights::load_conv(const Plan& plan, const ModelFile& file, Backend& backend, int rank,
+                        int layer) {
   std::vector<float> taps;
   for (const Role role : {Role::kKdaConvQ, Role::kKdaConvK, Role::kKdaConvV}) {
     const PlannedTensor* t = plan.find(role, layer);
@@ -198,7 +206,9 @@ Weights::Slot& Weights::slot(Role role, int layer) {
   return slots_[static_cast<std::size_t>(role) * (n_layer_ + 1) +
                 (layer < 0 ? n_layer_ : static_cast<std::size_t>(layer))];
 }
-const Weights::Slot& Weights::slot(Role role, int layer) const { return const_cast<Weights*>(this)->slot(role, layer); }
+const Weights::Slot& Weights::slot(Role role, int layer) const {
+  return const_cast<Weights*>(this)->slot(role, layer);
+}
 
 const Weight& Weights::matrix(Role role, int layer) const {
   const Slot& s = slot(role, layer);
@@ -207,7 +217,8 @@ const Weight& Weights::matrix(Role role, int layer) const {
 }
 const float* Weights::vec(Role role, int layer) const {
   const Slot& s = slot(role, layer);
-  if (s.vec == nullptr) throw std::logic_error(std::string("no ") + role_name(role) + " on this rank");
+  if (s.vec == nullptr)
+    throw std::logic_error(std::string("no ") + role_name(role) + " on this rank");
   return s.vec;
 }
 bool Weights::has(Role role, int layer) const { return slot(role, layer).present; }

@@ -18,15 +18,16 @@ namespace k3 {
 using LoadProgressFn = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 // Device bytes that load_weights() takes on `rank`, before anything is read.
-std::uint64_t weight_bytes(const Plan& plan, const ModelFile& file, const Backend& backend, int rank);
+std::uint64_t weight_bytes(const Plan& plan, const ModelFile& file, const Backend& backend,
+                           int rank);
 
 // This rank's weights, const once loaded. Matrices keep their block type; vectors (norms, scores, decay, bias, conv) are f32.
 class Weights {
  public:
   // Reads exactly this rank's bands. Throws std::invalid_argument naming file and tensor where a vector holds a NaN or an
   // infinity. Adds to `warnings` what had to be put right (a positive ssm_a).
-  Weights(const Plan& plan, const ModelFile& file, Backend& backend, int rank, const LoadProgressFn& progress,
-          std::vector<std::string>& warnings);
+  Weights(const Plan& plan, const ModelFile& file, Backend& backend, int rank,
+          const LoadProgressFn& progress, std::vector<std::string>& warnings);
 
   const Weight& matrix(Role role, int layer = -1) const;
   // The band of a vector on the device; throws std::logic_error if the plan gives this rank none.

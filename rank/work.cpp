@@ -32,7 +32,8 @@ Widths widths(const Plan& plan, int rank) {
     if (l.is_dense) {
       w.ffn = std::max(w.ffn, plan.dense_ffn(rank, il).size());
     } else {
-      w.packed = std::max(w.packed, plan.router_rows(rank, il).size() + plan.latent_rows(rank, il).size());
+      w.packed =
+          std::max(w.packed, plan.router_rows(rank, il).size() + plan.latent_rows(rank, il).size());
       w.ffn = std::max(w.ffn, plan.shared_ffn(rank, il).size());
     }
   }
@@ -40,18 +41,22 @@ Widths widths(const Plan& plan, int rank) {
   return w;
 }
 
-std::int64_t bank_entries(const ModelConfig& m) { return (m.n_layer + m.bank_block - 1) / m.bank_block; }
+std::int64_t bank_entries(const ModelConfig& m) {
+  return (m.n_layer + m.bank_block - 1) / m.bank_block;
+}
 
 }  // namespace
 
-Work::Work(Backend& backend, const Plan& plan, int rank, std::int64_t max_tok, std::int64_t max_logit_rows)
+Work::Work(Backend& backend, const Plan& plan, int rank, std::int64_t max_tok,
+           std::int64_t max_logit_rows)
     : max_tok_(max_tok) {
   storage_ = backend.allocate(carve(nullptr, plan, rank, max_logit_rows));
   carve(storage_->data(), plan, rank, max_logit_rows);
   shape(max_tok);
 }
 
-std::uint64_t Work::bytes(const Plan& plan, int rank, std::int64_t max_tok, std::int64_t max_logit_rows) {
+std::uint64_t Work::bytes(const Plan& plan, int rank, std::int64_t max_tok,
+                          std::int64_t max_logit_rows) {
   return Work(max_tok).carve(nullptr, plan, rank, max_logit_rows);
 }
 
@@ -63,7 +68,8 @@ void Work::shape(std::int64_t n_tok) {
   expert_ids.rows = n_tok;
 }
 
-std::uint64_t Work::carve(std::byte* base, const Plan& plan, int rank, std::int64_t max_logit_rows) {
+std::uint64_t Work::carve(std::byte* base, const Plan& plan, int rank,
+                          std::int64_t max_logit_rows) {
   const ModelConfig& m = plan.config();
   const Widths w = widths(plan, rank);
   by_tok_.clear();
@@ -99,7 +105,8 @@ std::uint64_t Work::carve(std::byte* base, const Plan& plan, int rank, std::int6
   per_tok(this->m, m.moe_latent);
   per_tok(expert_weights, m.n_expert_used);
   const View<float> ids = take(max_tok_, m.n_expert_used);
-  expert_ids = View<std::int32_t>(reinterpret_cast<std::int32_t*>(ids.data), max_tok_, m.n_expert_used);
+  expert_ids =
+      View<std::int32_t>(reinterpret_cast<std::int32_t*>(ids.data), max_tok_, m.n_expert_used);
   per_tok(ffn_g, w.ffn);
   per_tok(ffn_u, w.ffn);
   per_tok(probs, bank_entries(m) + 1);

@@ -20,7 +20,8 @@ class HeapBuffer final : public DeviceBuffer {
   explicit HeapBuffer(std::size_t bytes) : bytes_(bytes) {
     // calloc leaves untouched pages to the kernel: a cache for a long context costs what is used of it.
     data_ = static_cast<std::byte*>(std::calloc(std::max<std::size_t>(bytes, 1), 1));
-    if (data_ == nullptr) throw DeviceError("cpu: no memory for " + std::to_string(bytes) + " bytes");
+    if (data_ == nullptr)
+      throw DeviceError("cpu: no memory for " + std::to_string(bytes) + " bytes");
   }
   ~HeapBuffer() override { std::free(data_); }
   HeapBuffer(const HeapBuffer&) = delete;
@@ -54,7 +55,8 @@ BoxBytes box_bytes(const HostBox& box) {
   const BlockTraits& t = traits(box.type);
   const std::int64_t b0 = box.begin[0] / t.elems;
   const std::int64_t b1 = (box.end[0] + t.elems - 1) / t.elems;
-  return {box.dims[0] / t.elems * t.bytes, b0 * t.bytes, (b1 - b0) * t.bytes, box.begin[0] - b0 * t.elems};
+  return {box.dims[0] / t.elems * t.bytes, b0 * t.bytes, (b1 - b0) * t.bytes,
+          box.begin[0] - b0 * t.elems};
 }
 
 class CpuBackend final : public Backend {
@@ -85,9 +87,15 @@ class CpuBackend final : public Backend {
     return std::string("memory of ") + host;
   }
 
-  std::unique_ptr<DeviceBuffer> allocate(std::size_t bytes) override { return std::make_unique<HeapBuffer>(bytes); }
-  void upload(void* device, const void* host, std::size_t bytes) override { copy(device, host, bytes); }
-  void download(void* host, const void* device, std::size_t bytes) override { copy(host, device, bytes); }
+  std::unique_ptr<DeviceBuffer> allocate(std::size_t bytes) override {
+    return std::make_unique<HeapBuffer>(bytes);
+  }
+  void upload(void* device, const void* host, std::size_t bytes) override {
+    copy(device, host, bytes);
+  }
+  void download(void* host, const void* device, std::size_t bytes) override {
+    copy(host, device, bytes);
+  }
   void copy(void* to, const void* from, std::size_t bytes) override {
     if (bytes > 0) std::memcpy(to, from, bytes);
   }
@@ -108,7 +116,8 @@ class CpuBackend final : public Backend {
     w.n_mat = box.end[2] - box.begin[2];
     w.first = b.first;
     const std::int64_t stored_mat = b.stored_row * box.dims[1];
-    const std::byte* source = box.base + box.begin[2] * stored_mat + box.begin[1] * b.stored_row + b.row_begin;
+    const std::byte* source =
+        box.base + box.begin[2] * stored_mat + box.begin[1] * b.stored_row + b.row_begin;
     if (in_place(b)) {
       w.data = source;
       w.row_bytes = b.stored_row;
@@ -123,7 +132,8 @@ class CpuBackend final : public Backend {
     w.data = to;
     for (std::int64_t m = 0; m < w.n_mat; ++m) {
       for (std::int64_t r = 0; r < w.n_out; ++r, to += b.row_bytes) {
-        std::memcpy(to, source + m * stored_mat + r * b.stored_row, static_cast<std::size_t>(b.row_bytes));
+        std::memcpy(to, source + m * stored_mat + r * b.stored_row,
+                    static_cast<std::size_t>(b.row_bytes));
       }
     }
     return w;
@@ -132,7 +142,8 @@ class CpuBackend final : public Backend {
   std::size_t loaded_bytes(const HostBox& box) const override {
     const BoxBytes b = box_bytes(box);
     if (in_place(b)) return 0;
-    return static_cast<std::size_t>(b.row_bytes * (box.end[1] - box.begin[1]) * (box.end[2] - box.begin[2]));
+    return static_cast<std::size_t>(b.row_bytes * (box.end[1] - box.begin[1]) *
+                                    (box.end[2] - box.begin[2]));
   }
 
   void matmul(std::span<const MatmulJob> jobs) override {
@@ -144,20 +155,25 @@ class CpuBackend final : public Backend {
       cpu::matmul(y.columns(h * y_head, w.n_out), x.columns(h * x_head, w.n_in), w, h, threads_);
     }
   }
-  void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin) override {
+  void embed(View<float> y, const BatchView& batch, const Weight& table,
+             std::int64_t vocab_begin) override {
     cpu::embed(y, batch, table, vocab_begin, threads_);
   }
 
-  void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank, std::int64_t bank_stride,
-                const float* score_w, const float* norm_w, float eps, float* probs) override {
+  void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank,
+                std::int64_t bank_stride, const float* score_w, const float* norm_w, float eps,
+                float* probs) override {
     cpu::mix_norm(y, x, bank, n_bank, bank_stride, score_w, norm_w, eps, probs, threads_);
   }
   void rms_norm(View<float> y, View<const float> x, const float* w, float eps) override {
     cpu::rms_norm(y, x, w, eps, threads_);
   }
-  void residual(View<float> x, View<const float> a, bool restart) override { cpu::residual(x, a, restart); }
+  void residual(View<float> x, View<const float> a, bool restart) override {
+    cpu::residual(x, a, restart);
+  }
   void copy_rows(View<float> y, View<const float> x) override { cpu::copy_rows(y, x); }
-  void unpack_bands(View<float> a, View<float> b, View<const float> all, std::span<const std::int64_t> a_widths,
+  void unpack_bands(View<float> a, View<float> b, View<const float> all,
+                    std::span<const std::int64_t> a_widths,
                     std::span<const std::int64_t> b_widths) override {
     cpu::unpack_bands(a, b, all, a_widths, b_widths);
   }
@@ -172,12 +188,13 @@ class CpuBackend final : public Backend {
   void l2_norm_heads(View<float> y, std::int64_t head_dim, float eps) override {
     cpu::l2_norm_heads(y, head_dim, eps);
   }
-  void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a, std::int64_t head_dim,
-                 bool safe_gate, float lower_bound) override {
+  void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a,
+                 std::int64_t head_dim, bool safe_gate, float lower_bound) override {
     cpu::kda_gates(g, beta, dt, a, head_dim, safe_gate, lower_bound, threads_);
   }
-  void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v, View<const float> g,
-                View<const float> beta, const KdaState& state, const BatchView& batch) override {
+  void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v,
+                View<const float> g, View<const float> beta, const KdaState& state,
+                const BatchView& batch) override {
     cpu::kda_scan(o, q, k, v, g, beta, state, batch, threads_);
   }
   void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim,
@@ -189,33 +206,37 @@ class CpuBackend final : public Backend {
                   const BatchView& batch) override {
     cpu::mla_append(c, w, eps, cache, batch);
   }
-  void mla_absorb(View<float> q_abs, View<const float> q, const Weight& k_b, std::int64_t rope) override {
+  void mla_absorb(View<float> q_abs, View<const float> q, const Weight& k_b,
+                  std::int64_t rope) override {
     const std::int64_t from = k_b.n_in + rope, to = k_b.n_out + rope;
     head_matmul(q_abs, to, q, from, k_b);
     for (std::int64_t h = 0; h < k_b.n_mat; ++h) {
       cpu::copy_rows(q_abs.columns(h * to + k_b.n_out, rope), q.columns(h * from + k_b.n_in, rope));
     }
   }
-  void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale, const MlaCache& cache,
-                  const BatchView& batch) override {
+  void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
+                  const MlaCache& cache, const BatchView& batch) override {
     cpu::mla_attend(ctx, q, n_head, scale, cache, batch, threads_);
   }
-  void sigmoid_gate(View<float> y, View<const float> gate) override { cpu::sigmoid_gate(y, gate, threads_); }
+  void sigmoid_gate(View<float> y, View<const float> gate) override {
+    cpu::sigmoid_gate(y, gate, threads_);
+  }
 
-  void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias, bool normalise,
-             float scale) override {
+  void route(View<std::int32_t> ids, View<float> weights, View<const float> logits,
+             const float* bias, bool normalise, float scale) override {
     cpu::route(ids, weights, logits, bias, normalise, scale);
   }
-  void experts(View<float> m, View<const float> z, View<const std::int32_t> ids, View<const float> weights,
-               const ExpertWeights& w, Situ p) override {
+  void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
+               View<const float> weights, const ExpertWeights& w, Situ p) override {
     cpu::experts(m, z, ids, weights, w, p, threads_);
   }
   void situ(View<float> g, View<const float> u, Situ p) override { cpu::situ(g, u, p, threads_); }
 
-  void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history, std::int64_t n_hist,
-                float repetition, float presence) override {
+  void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history,
+                std::int64_t n_hist, float repetition, float presence) override {
     for (std::int64_t t = 0; t < logits.rows; ++t) {
-      penalise_logits(logits.row(t), logits.cols, vocab_begin, history, n_hist, repetition, presence);
+      penalise_logits(logits.row(t), logits.cols, vocab_begin, history, n_hist, repetition,
+                      presence);
     }
   }
   CandidateResult candidates(View<const float> logits_row, std::int64_t vocab_begin,
@@ -232,6 +253,8 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(int threads) { return std::make_unique<CpuBackend>(threads); }
+std::unique_ptr<Backend> make_cpu_backend(int threads) {
+  return std::make_unique<CpuBackend>(threads);
+}
 
 }  // namespace k3

@@ -9,8 +9,8 @@ namespace k3::cpu {
 namespace {
 
 // One token through one head: decay, delta rule, read-out. s: [n key][n value].
-K3_CLONES void delta_step(float* s, std::int64_t n, const float* q, const float* k, const float* v, const float* g,
-                          float beta, float scale, float* pred, float* o) {
+K3_CLONES void delta_step(float* s, std::int64_t n, const float* q, const float* k, const float* v,
+                          const float* g, float beta, float scale, float* pred, float* o) {
   std::fill_n(pred, n, 0.0f);
   for (std::int64_t i = 0; i < n; ++i) {
     const float decay = std::exp(g[i]);
@@ -35,11 +35,13 @@ K3_CLONES void delta_step(float* s, std::int64_t n, const float* q, const float*
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 // Channels [c0, c1) of one segment: taps reach back into the window for the first tokens, then into u itself.
-void conv_channels(View<float> qkv, View<const float> u, const float* conv, float* window, std::int64_t taps,
-                   std::int64_t t0, std::int64_t t1, std::int64_t c0, std::int64_t c1) {
+void conv_channels(View<float> qkv, View<const float> u, const float* conv, float* window,
+                   std::int64_t taps, std::int64_t t0, std::int64_t t1, std::int64_t c0,
+                   std::int64_t c1) {
   const std::int64_t width = u.cols;
   const std::int64_t past = taps - 1;
-  auto input = [&](std::int64_t t, std::int64_t c) {  // t relative to t0; negative: the window, oldest first
+  auto input = [&](std::int64_t t,
+                   std::int64_t c) {  // t relative to t0; negative: the window, oldest first
     return t >= 0 ? u.row(t0 + t)[c] : window[(past + t) * width + c];
   };
   for (std::int64_t t = 0; t < t1 - t0; ++t) {
@@ -58,8 +60,8 @@ void conv_channels(View<float> qkv, View<const float> u, const float* conv, floa
 
 }  // namespace
 
-void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state, const BatchView& batch,
-              int threads) {
+void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state,
+              const BatchView& batch, int threads) {
   const std::int64_t width = u.cols;
   const std::int64_t window_elems = (state.conv_kernel - 1) * width;
   for (std::int64_t s = 0; s < batch.n_seg; ++s) {
@@ -70,7 +72,8 @@ void kda_conv(View<float> qkv, View<const float> u, const float* conv, const Kda
     constexpr std::int64_t kChunk = 128;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (std::int64_t c0 = 0; c0 < width; c0 += kChunk) {
-      conv_channels(qkv, u, conv, window, state.conv_kernel, t0, t1, c0, std::min(c0 + kChunk, width));
+      conv_channels(qkv, u, conv, window, state.conv_kernel, t0, t1, c0,
+                    std::min(c0 + kChunk, width));
     }
   }
 }
@@ -87,8 +90,8 @@ void l2_norm_heads(View<float> y, std::int64_t head_dim, float eps) {
   }
 }
 
-void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a, std::int64_t head_dim, bool safe_gate,
-               float lower_bound, int threads) {
+void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a,
+               std::int64_t head_dim, bool safe_gate, float lower_bound, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
   for (std::int64_t t = 0; t < g.rows; ++t) {
     for (std::int64_t c = 0; c < g.cols; ++c) {
@@ -100,8 +103,9 @@ void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a,
   }
 }
 
-void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v, View<const float> g,
-              View<const float> beta, const KdaState& state, const BatchView& batch, int threads) {
+void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v,
+              View<const float> g, View<const float> beta, const KdaState& state,
+              const BatchView& batch, int threads) {
   const std::int64_t n = state.head_dim, heads = state.n_head;
   const float scale = 1.0f / std::sqrt(static_cast<float>(n));
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
@@ -114,13 +118,14 @@ void kda_scan(View<float> o, View<const float> q, View<const float> k, View<cons
     std::vector<float> pred(static_cast<std::size_t>(n));
     for (std::int64_t t = t0; t < t1; ++t) {
       const std::int64_t c = h * n;
-      delta_step(s, n, q.row(t) + c, k.row(t) + c, v.row(t) + c, g.row(t) + c, beta.row(t)[h], scale, pred.data(),
-                 o.row(t) + c);
+      delta_step(s, n, q.row(t) + c, k.row(t) + c, v.row(t) + c, g.row(t) + c, beta.row(t)[h],
+                 scale, pred.data(), o.row(t) + c);
     }
   }
 }
 
-void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim, float eps) {
+void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim,
+                     float eps) {
   for (std::int64_t t = 0; t < o.rows; ++t) {
     for (std::int64_t c = 0; c + head_dim <= o.cols; c += head_dim) {
       View<float> head(o.row(t) + c, 1, head_dim);

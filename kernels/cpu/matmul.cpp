@@ -36,8 +36,9 @@ std::string shape(std::int64_t rows, std::int64_t cols) {
 
 void check_shapes(View<float> y, View<const float> x, const Weight& w) {
   if (x.cols == w.n_in && y.cols == w.n_out && x.rows == y.rows) return;
-  throw std::invalid_argument("matmul: y " + shape(y.rows, y.cols) + " = x " + shape(x.rows, x.cols) + " . w " +
-                              shape(w.n_out, w.n_in) + "^T does not fit");
+  throw std::invalid_argument("matmul: y " + shape(y.rows, y.cols) + " = x " +
+                              shape(x.rows, x.cols) + " . w " + shape(w.n_out, w.n_in) +
+                              "^T does not fit");
 }
 
 }  // namespace
@@ -79,14 +80,16 @@ void matmul(View<float> y, View<const float> x, const Weight& w, std::int64_t ma
   }
 }
 
-void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin, int threads) {
+void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin,
+           int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
   for (std::int64_t t = 0; t < batch.n_tok; ++t) {
     const std::int64_t row = batch.ids[t] - vocab_begin;
     if (row < 0 || row >= table.n_out) {
       std::fill_n(y.row(t), y.cols, 0.0f);
     } else {
-      dequantize_range(table.type, table.data + row * table.row_bytes, table.first, table.n_in, y.row(t));
+      dequantize_range(table.type, table.data + row * table.row_bytes, table.first, table.n_in,
+                       y.row(t));
     }
   }
 }

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/half.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/half.h"
 
 namespace k3::cpu {
 namespace {
@@ -17,9 +17,15 @@ void store_row(const MlaCache& c, std::byte* to, const float* from) {
   const std::int64_t n = c.kv_latent + c.rope;
   auto* h = reinterpret_cast<std::uint16_t*>(to);
   switch (c.type) {
-    case CacheType::kF32: std::copy_n(from, n, reinterpret_cast<float*>(to)); break;
-    case CacheType::kF16: for (std::int64_t i = 0; i < n; ++i) h[i] = float_to_half(from[i]); break;
-    case CacheType::kBF16: for (std::int64_t i = 0; i < n; ++i) h[i] = float_to_bf16(from[i]); break;
+    case CacheType::kF32:
+      std::copy_n(from, n, reinterpret_cast<float*>(to));
+      break;
+    case CacheType::kF16:
+      for (std::int64_t i = 0; i < n; ++i) h[i] = float_to_half(from[i]);
+      break;
+    case CacheType::kBF16:
+      for (std::int64_t i = 0; i < n; ++i) h[i] = float_to_bf16(from[i]);
+      break;
   }
 }
 
@@ -27,9 +33,14 @@ const float* load_row(const MlaCache& c, const std::byte* from, float* scratch) 
   const std::int64_t n = c.kv_latent + c.rope;
   const auto* h = reinterpret_cast<const std::uint16_t*>(from);
   switch (c.type) {
-    case CacheType::kF32: return reinterpret_cast<const float*>(from);
-    case CacheType::kF16: for (std::int64_t i = 0; i < n; ++i) scratch[i] = half_to_float(h[i]); break;
-    case CacheType::kBF16: for (std::int64_t i = 0; i < n; ++i) scratch[i] = bf16_to_float(h[i]); break;
+    case CacheType::kF32:
+      return reinterpret_cast<const float*>(from);
+    case CacheType::kF16:
+      for (std::int64_t i = 0; i < n; ++i) scratch[i] = half_to_float(h[i]);
+      break;
+    case CacheType::kBF16:
+      for (std::int64_t i = 0; i < n; ++i) scratch[i] = bf16_to_float(h[i]);
+      break;
   }
   return scratch;
 }
@@ -39,8 +50,8 @@ K3_CLONES void accumulate(float* ctx, float p, const float* row, std::int64_t n)
 }
 
 // All heads of one token: each cached row is read once for scores and once for values.
-void attend_token(float* ctx, const float* q, std::int64_t n_head, float scale, const MlaCache& cache,
-                  const std::byte* rows, std::int64_t n_row) {
+void attend_token(float* ctx, const float* q, std::int64_t n_head, float scale,
+                  const MlaCache& cache, const std::byte* rows, std::int64_t n_row) {
   const std::int64_t width = cache.kv_latent + cache.rope, bytes = row_bytes(cache);
   std::vector<float> scratch(static_cast<std::size_t>(width));
   std::vector<float> p(static_cast<std::size_t>(n_head * n_row));
@@ -64,32 +75,35 @@ void attend_token(float* ctx, const float* q, std::int64_t n_head, float scale, 
   for (std::int64_t s = 0; s < n_row; ++s) {
     const float* row = load_row(cache, rows + s * bytes, scratch.data());
     for (std::int64_t h = 0; h < n_head; ++h) {
-      accumulate(ctx + h * cache.kv_latent, p[static_cast<std::size_t>(h * n_row + s)], row, cache.kv_latent);
+      accumulate(ctx + h * cache.kv_latent, p[static_cast<std::size_t>(h * n_row + s)], row,
+                 cache.kv_latent);
     }
   }
 }
 
 }  // namespace
 
-void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache, const BatchView& batch) {
+void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache,
+                const BatchView& batch) {
   const std::int64_t width = cache.kv_latent + cache.rope, bytes = row_bytes(cache);
   std::vector<float> row(static_cast<std::size_t>(width));
   for (std::int64_t t = 0; t < batch.n_tok; ++t) {
-    rms_norm(View<float>(row.data(), 1, cache.kv_latent), View<const float>(c.row(t), 1, cache.kv_latent), w, eps, 1);
+    rms_norm(View<float>(row.data(), 1, cache.kv_latent),
+             View<const float>(c.row(t), 1, cache.kv_latent), w, eps, 1);
     std::copy_n(c.row(t) + cache.kv_latent, cache.rope, row.data() + cache.kv_latent);
     store_row(cache, cache.rows + (batch.slot[t] * cache.n_ctx + batch.pos[t]) * bytes, row.data());
   }
 }
 
-void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale, const MlaCache& cache,
-                const BatchView& batch, int threads) {
+void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
+                const MlaCache& cache, const BatchView& batch, int threads) {
   if (n_head == 0) return;
   const std::int64_t bytes = row_bytes(cache);
   // Later tokens see more rows: small pieces keep the threads even.
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 1)
   for (std::int64_t t = 0; t < batch.n_tok; ++t) {
-    attend_token(ctx.row(t), q.row(t), n_head, scale, cache, cache.rows + batch.slot[t] * cache.n_ctx * bytes,
-                 batch.pos[t] + 1);
+    attend_token(ctx.row(t), q.row(t), n_head, scale, cache,
+                 cache.rows + batch.slot[t] * cache.n_ctx * bytes, batch.pos[t] + 1);
   }
 }
 

@@ -25,8 +25,8 @@ struct Choice {
   std::int64_t row;
 };
 
-std::vector<Choice> choices_here(View<const std::int32_t> ids, std::int64_t t0, std::int64_t t1, std::int64_t begin,
-                                 std::int64_t count) {
+std::vector<Choice> choices_here(View<const std::int32_t> ids, std::int64_t t0, std::int64_t t1,
+                                 std::int64_t begin, std::int64_t count) {
   std::vector<Choice> found;
   for (std::int64_t t = t0; t < t1; ++t) {
     for (std::int64_t j = 0; j < ids.cols; ++j) {
@@ -34,7 +34,8 @@ std::vector<Choice> choices_here(View<const std::int32_t> ids, std::int64_t t0, 
       if (e >= 0 && e < count) found.push_back({e, t, (t - t0) * ids.cols + j});
     }
   }
-  std::stable_sort(found.begin(), found.end(), [](const Choice& a, const Choice& b) { return a.expert < b.expert; });
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Choice& a, const Choice& b) { return a.expert < b.expert; });
   return found;
 }
 
@@ -43,12 +44,13 @@ void run_expert(float* out, std::int64_t latent, View<const float> z, std::span<
                 const ExpertWeights& w, Situ p, int threads) {
   const auto n = static_cast<std::int64_t>(group.size());
   const std::int64_t ffn = w.gate->n_out;
-  std::vector<float> in(static_cast<std::size_t>(n * latent)), g(static_cast<std::size_t>(n * ffn)), u(g.size()),
-      y(in.size());
+  std::vector<float> in(static_cast<std::size_t>(n * latent)), g(static_cast<std::size_t>(n * ffn)),
+      u(g.size()), y(in.size());
   for (std::int64_t i = 0; i < n; ++i) {
     std::copy_n(z.row(group[static_cast<std::size_t>(i)].tok), latent, in.data() + i * latent);
   }
-  const View<float> vin(in.data(), n, latent), vg(g.data(), n, ffn), vu(u.data(), n, ffn), vy(y.data(), n, latent);
+  const View<float> vin(in.data(), n, latent), vg(g.data(), n, ffn), vu(u.data(), n, ffn),
+      vy(y.data(), n, latent);
   const std::int64_t e = group.front().expert;
   matmul(vg, vin, *w.gate, e, threads);
   matmul(vu, vin, *w.up, e, threads);
@@ -61,8 +63,8 @@ void run_expert(float* out, std::int64_t latent, View<const float> z, std::span<
 
 }  // namespace
 
-void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias, bool normalise,
-           float scale) {
+void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
+           bool normalise, float scale) {
   const std::int64_t n = logits.cols, k = ids.cols;
   std::vector<float> p(static_cast<std::size_t>(n));
   std::vector<std::int32_t> order(static_cast<std::size_t>(n));
@@ -70,11 +72,13 @@ void route(View<std::int32_t> ids, View<float> weights, View<const float> logits
     for (std::int64_t e = 0; e < n; ++e) p[static_cast<std::size_t>(e)] = sigmoid(logits.row(t)[e]);
     std::iota(order.begin(), order.end(), 0);
     auto key = [&](std::int32_t e) { return p[static_cast<std::size_t>(e)] + bias[e]; };
-    std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](std::int32_t a, std::int32_t b) {
-      const float ka = key(a), kb = key(b);
-      if (std::isnan(ka) != std::isnan(kb)) return std::isnan(kb);  // a strict order also when the logits are not finite
-      return ka > kb || (!(kb > ka) && a < b);
-    });
+    std::partial_sort(
+        order.begin(), order.begin() + k, order.end(), [&](std::int32_t a, std::int32_t b) {
+          const float ka = key(a), kb = key(b);
+          if (std::isnan(ka) != std::isnan(kb))
+            return std::isnan(kb);  // a strict order also when the logits are not finite
+          return ka > kb || (!(kb > ka) && a < b);
+        });
     float sum = 0;
     for (std::int64_t j = 0; j < k; ++j) {
       ids.row(t)[j] = order[static_cast<std::size_t>(j)];
@@ -87,8 +91,8 @@ void route(View<std::int32_t> ids, View<float> weights, View<const float> logits
   }
 }
 
-void experts(View<float> m, View<const float> z, View<const std::int32_t> ids, View<const float> weights,
-             const ExpertWeights& w, Situ p, int threads) {
+void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
+             View<const float> weights, const ExpertWeights& w, Situ p, int threads) {
   const std::int64_t k = ids.cols, latent = m.cols;
   for (std::int64_t t = 0; t < m.rows; ++t) std::fill_n(m.row(t), latent, 0.0f);
   if (w.gate->empty()) return;

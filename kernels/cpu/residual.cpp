@@ -27,19 +27,23 @@ void softmax(std::vector<float>& s) {
 
 }  // namespace
 
-void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank, std::int64_t bank_stride,
-              const float* score_w, const float* norm_w, float eps, float* probs, int threads) {
+void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank,
+              std::int64_t bank_stride, const float* score_w, const float* norm_w, float eps,
+              float* probs, int threads) {
   const std::int64_t d = x.cols;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
   for (std::int64_t t = 0; t < x.rows; ++t) {
     const float* stream = x.row(t);
     std::vector<float> mixed;
     if (n_bank > 0) {
-      auto source = [&](std::int64_t s) { return s < n_bank ? bank + s * bank_stride + t * d : x.row(t); };
+      auto source = [&](std::int64_t s) {
+        return s < n_bank ? bank + s * bank_stride + t * d : x.row(t);
+      };
       std::vector<float> p(static_cast<std::size_t>(n_bank + 1));
       // Scores use the normalised sources, the sum below the raw ones.
       for (std::int64_t s = 0; s <= n_bank; ++s) {
-        p[static_cast<std::size_t>(s)] = dot(score_w, source(s), d) * inverse_rms(source(s), d, eps);
+        p[static_cast<std::size_t>(s)] =
+            dot(score_w, source(s), d) * inverse_rms(source(s), d, eps);
       }
       softmax(p);
       mixed.assign(static_cast<std::size_t>(d), 0.0f);
@@ -66,7 +70,8 @@ void rms_norm(View<float> y, View<const float> x, const float* w, float eps, int
 
 void residual(View<float> x, View<const float> a, bool restart) {
   for (std::int64_t t = 0; t < x.rows; ++t) {
-    for (std::int64_t i = 0; i < x.cols; ++i) x.row(t)[i] = restart ? a.row(t)[i] : x.row(t)[i] + a.row(t)[i];
+    for (std::int64_t i = 0; i < x.cols; ++i)
+      x.row(t)[i] = restart ? a.row(t)[i] : x.row(t)[i] + a.row(t)[i];
   }
 }
 
@@ -74,8 +79,8 @@ void copy_rows(View<float> y, View<const float> x) {
   for (std::int64_t t = 0; t < x.rows; ++t) std::copy_n(x.row(t), x.cols, y.row(t));
 }
 
-void unpack_bands(View<float> a, View<float> b, View<const float> all, std::span<const std::int64_t> a_widths,
-                  std::span<const std::int64_t> b_widths) {
+void unpack_bands(View<float> a, View<float> b, View<const float> all,
+                  std::span<const std::int64_t> a_widths, std::span<const std::int64_t> b_widths) {
   std::int64_t from = 0, a_at = 0, b_at = 0;
   for (std::size_t r = 0; r < a_widths.size(); ++r) {
     copy_rows(a.columns(a_at, a_widths[r]), all.columns(from, a_widths[r]));

@@ -72,7 +72,8 @@ Options parse(int argc, char** argv) {
 
 class Runner {
  public:
-  Runner(const Options& options, Comm& world, Backend& backend) : o_(options), world_(world), backend_(backend) {}
+  Runner(const Options& options, Comm& world, Backend& backend)
+      : o_(options), world_(world), backend_(backend) {}
 
   int failures() const { return failures_; }
 
@@ -80,13 +81,15 @@ class Runner {
     for (const golden::Sequence& s : m.sequences) {
       with_engine(m, chunk, s.ids.size(), [&](Engine& e) { sequence(e, m, s, chunk); });
     }
-    with_engine(m, chunk, m.greedy.prompt.size() + m.greedy.ids.size(), [&](Engine& e) { greedy(e, m); });
+    with_engine(m, chunk, m.greedy.prompt.size() + m.greedy.ids.size(),
+                [&](Engine& e) { greedy(e, m); });
   }
 
  private:
   // A pipeline needs a layer for every stage, and all ranks must come to the same answer.
   template <class Body>
-  void with_engine(const golden::Model& m, std::int64_t chunk, std::size_t n_tok, const Body& body) {
+  void with_engine(const golden::Model& m, std::int64_t chunk, std::size_t n_tok,
+                   const Body& body) {
     RunConfig c;
     c.model = m.path;
     c.layout = o_.layout;
@@ -103,7 +106,9 @@ class Runner {
 
   void sequence(Engine& e, const golden::Model& m, const golden::Sequence& s, std::int64_t chunk) {
     std::vector<float> all;
-    e.logits(0, s.ids, false, [&](std::span<const float> rows, std::int64_t) { all.insert(all.end(), rows.begin(), rows.end()); });
+    e.logits(0, s.ids, false, [&](std::span<const float> rows, std::int64_t) {
+      all.insert(all.end(), rows.begin(), rows.end());
+    });
     std::vector<float> run;
     for (const std::int64_t p : s.positions) {
       run.insert(run.end(), all.begin() + p * s.n_vocab, all.begin() + (p + 1) * s.n_vocab);
@@ -111,10 +116,13 @@ class Runner {
     const double worst = golden::max_abs(run, s.exact);
     const double kld = s.ggml.empty() ? 0.0 : golden::mean_kld(s.ggml, run, s.n_vocab);
     const bool ok = worst <= s.exact_max_abs && (s.ggml.empty() || kld <= s.ggml_mean_kld);
-    std::printf("%-22s %-5s tp %d pp %d %-12s chunk %4lld  max abs %.2e of %.2e  ggml kld %.2e of %.2e  %s\n",
-                m.name.c_str(), s.name.c_str(), o_.layout.tp, o_.layout.pp,
-                o_.layout.policy == ShardPolicy::kFull ? "full" : "experts-only", static_cast<long long>(chunk), worst,
-                s.exact_max_abs, kld, s.ggml_mean_kld, ok ? "ok" : "FAILED");
+    std::printf(
+        "%-22s %-5s tp %d pp %d %-12s chunk %4lld  max abs %.2e of %.2e  ggml kld %.2e of %.2e  "
+        "%s\n",
+        m.name.c_str(), s.name.c_str(), o_.layout.tp, o_.layout.pp,
+        o_.layout.policy == ShardPolicy::kFull ? "full" : "experts-only",
+        static_cast<long long>(chunk), worst, s.exact_max_abs, kld, s.ggml_mean_kld,
+        ok ? "ok" : "FAILED");
     std::fflush(stdout);
     if (!ok) ++failures_;
   }
@@ -128,8 +136,8 @@ class Runner {
     for (; step < m.greedy.ids.size() && m.greedy.margins[step] > 2 * m.tolerance; ++step) {
       const Decision d = e.extend(0, next, sampler, step, step > 0);
       if (d.id != m.greedy.ids[step]) {
-        std::printf("%s greedy step %zu: %d, expected %d (margin there %g) FAILED\n", m.name.c_str(), step, d.id,
-                    m.greedy.ids[step], m.greedy.margins[step]);
+        std::printf("%s greedy step %zu: %d, expected %d (margin there %g) FAILED\n",
+                    m.name.c_str(), step, d.id, m.greedy.ids[step], m.greedy.margins[step]);
         ++failures_;
         return;
       }
@@ -160,7 +168,8 @@ int run(int argc, char** argv) {
     }
     code = runner.failures() == 0 ? 0 : 1;
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "rank %d: %s\n", comm->rank(), fault_of(std::current_exception()).line.c_str());
+    std::fprintf(stderr, "rank %d: %s\n", comm->rank(),
+                 fault_of(std::current_exception()).line.c_str());
     abort_world(1);
   }
   return code;

@@ -21,12 +21,15 @@ enum class Mistake { kNone, kMissingSum, kDoubledSum, kWrongRank };
 // Passes everything on but for one mistake at one Point. Its own counters say that all went well, as a bug's would.
 class MistakenComm final : public Comm {
  public:
-  MistakenComm(Comm& inner, Mistake mistake, Point at) : inner_(&inner), mistake_(mistake), at_(at) {}
+  MistakenComm(Comm& inner, Mistake mistake, Point at)
+      : inner_(&inner), mistake_(mistake), at_(at) {}
   MistakenComm(std::unique_ptr<Comm> inner, Mistake mistake, Point at)
       : owned_(std::move(inner)), inner_(owned_.get()), mistake_(mistake), at_(at) {}
 
   // kWrongRank: rank 1 takes the bands of rank 2, so that one band is counted twice and one not at all.
-  int rank() const override { return mistake_ == Mistake::kWrongRank && inner_->rank() == 1 && !owned_ ? 2 : inner_->rank(); }
+  int rank() const override {
+    return mistake_ == Mistake::kWrongRank && inner_->rank() == 1 && !owned_ ? 2 : inner_->rank();
+  }
   int size() const override { return inner_->size(); }
 
   void sum(Point point, float* data, std::size_t count, StreamHandle stream) override {
@@ -35,18 +38,26 @@ class MistakenComm final : public Comm {
     inner_->sum(point, data, count, stream);
     if (point == at_ && mistake_ == Mistake::kDoubledSum) inner_->sum(point, data, count, stream);
   }
-  void gather_rows(Point point, const float* mine, float* all, std::size_t n_row, std::span<const std::size_t> widths,
-                   StreamHandle stream) override {
+  void gather_rows(Point point, const float* mine, float* all, std::size_t n_row,
+                   std::span<const std::size_t> widths, StreamHandle stream) override {
     ++stats_[static_cast<std::size_t>(point)].calls;
     inner_->gather_rows(point, mine, all, n_row, widths, stream);
   }
-  void send(Point p, const float* d, std::size_t n, int to, StreamHandle s) override { inner_->send(p, d, n, to, s); }
-  void recv(Point p, float* d, std::size_t n, int from, StreamHandle s) override { inner_->recv(p, d, n, from, s); }
-  void broadcast(Point p, std::span<std::byte> d, int root) override { inner_->broadcast(p, d, root); }
-  std::vector<std::vector<std::byte>> gather_bytes(Point p, std::span<const std::byte> d, int root) override {
+  void send(Point p, const float* d, std::size_t n, int to, StreamHandle s) override {
+    inner_->send(p, d, n, to, s);
+  }
+  void recv(Point p, float* d, std::size_t n, int from, StreamHandle s) override {
+    inner_->recv(p, d, n, from, s);
+  }
+  void broadcast(Point p, std::span<std::byte> d, int root) override {
+    inner_->broadcast(p, d, root);
+  }
+  std::vector<std::vector<std::byte>> gather_bytes(Point p, std::span<const std::byte> d,
+                                                   int root) override {
     return inner_->gather_bytes(p, d, root);
   }
-  std::vector<std::vector<std::byte>> all_gather_bytes(Point p, std::span<const std::byte> d) override {
+  std::vector<std::vector<std::byte>> all_gather_bytes(Point p,
+                                                       std::span<const std::byte> d) override {
     return inner_->all_gather_bytes(p, d);
   }
   void agree(const std::optional<Fault>& fault) override { inner_->agree(fault); }
@@ -65,8 +76,9 @@ class MistakenComm final : public Comm {
 // Largest difference from the golden of a model's short sequence.
 double run_with(const std::string& name, Mistake mistake, Point at) {
   const golden::Model model = golden::load_model(name);
-  const golden::Sequence& s = *std::find_if(model.sequences.begin(), model.sequences.end(),
-                                            [](const golden::Sequence& q) { return q.name == "short"; });
+  const golden::Sequence& s =
+      *std::find_if(model.sequences.begin(), model.sequences.end(),
+                    [](const golden::Sequence& q) { return q.name == "short"; });
   double worst = 0;
   std::mutex mutex;
   std::vector<float> all(static_cast<std::size_t>(s.n_vocab) * s.ids.size());
@@ -86,7 +98,8 @@ double run_with(const std::string& name, Mistake mistake, Point at) {
     const Band columns = p.plan->vocab_out(world.rank());
     const std::scoped_lock lock(mutex);
     for (std::int64_t t = 0; t < c.n_ctx; ++t) {
-      std::copy_n(band.begin() + t * columns.size(), columns.size(), all.begin() + t * s.n_vocab + columns.begin);
+      std::copy_n(band.begin() + t * columns.size(), columns.size(),
+                  all.begin() + t * s.n_vocab + columns.begin);
     }
   });
   worst = golden::max_abs(all, s.exact);
@@ -116,7 +129,8 @@ TEST_CASE("a doubled sum is caught at every Point") {
   }
 }
 
-TEST_CASE("a doubled sum over experts hides behind the routed norm, and is caught where there is none") {
+TEST_CASE(
+    "a doubled sum over experts hides behind the routed norm, and is caught where there is none") {
   CHECK(run_with("k3-noqlora-f32", Mistake::kDoubledSum, Point::kMoeLatent) > 10.0);
 }
 
@@ -143,13 +157,16 @@ std::string plan_without(const std::string& name, void (*forget)(LayerConfig&)) 
   return "";
 }
 
-bool names(const std::string& line, const char* tensor) { return line.find(tensor) != std::string::npos; }
+bool names(const std::string& line, const char* tensor) {
+  return line.find(tensor) != std::string::npos;
+}
 
 }  // namespace
 
 TEST_CASE("an optional tensor that a configuration skips is named as left over") {
   CHECK(names(plan_without(kModel, [](LayerConfig& l) { l.has_attn_gate = false; }), "attn_gate"));
-  CHECK(names(plan_without(kModel, [](LayerConfig& l) { l.has_routed_norm = false; }), "ffn_routed_norm"));
+  CHECK(names(plan_without(kModel, [](LayerConfig& l) { l.has_routed_norm = false; }),
+              "ffn_routed_norm"));
   CHECK(names(plan_without(kModel, [](LayerConfig& l) { l.ffn_shared = 0; }), "shexp"));
 }
 

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/thread_comm.h"
+#include "loader/parts.h"
 #include "rank/engine.h"
 #include "rank/tokenizer.h"
-#include "loader/parts.h"
 
 namespace k3 {
 namespace {
@@ -54,7 +54,9 @@ TEST_CASE("k3-nano's first logits are the reference's in float32, at one and thr
         CHECK(ids == c.at("prompt_ids").get<std::vector<std::int32_t>>());
         engine.reset(0);
         std::vector<float> row;
-        engine.logits(0, ids, true, [&](std::span<const float> r, std::int64_t) { row.assign(r.begin(), r.end()); });
+        engine.logits(0, ids, true, [&](std::span<const float> r, std::int64_t) {
+          row.assign(r.begin(), r.end());
+        });
         for (const auto& top : c.at("f32_first_step_top8")) {
           CHECK(std::abs(row[top.at(0).get<std::size_t>()] - top.at(1).get<double>()) <= 1e-3);
         }
@@ -65,7 +67,9 @@ TEST_CASE("k3-nano's first logits are the reference's in float32, at one and thr
 
 // The goldens come from a run that rounds activations to 8 bits; `same_ids_with_f32_arithmetic` says how many leading ids
 // also come out in float32, ours. (Stopping at the first margin under 0.2 would leave 15.4 steps in the mean.)
-TEST_CASE("k3-nano's greedy continuations are the reference's for as long as float32 gives them, over 20 steps in the mean") {
+TEST_CASE(
+    "k3-nano's greedy continuations are the reference's for as long as float32 gives them, over 20 "
+    "steps in the mean") {
   with_nano(2, [](Engine& engine, const Tokenizer& tokenizer) {
     SamplerOptions greedy;
     greedy.temp = 0;
@@ -75,7 +79,8 @@ TEST_CASE("k3-nano's greedy continuations are the reference's for as long as flo
       CAPTURE(c.at("prompt").get<std::string>());
       const auto expected = c.at("greedy_ids").get<std::vector<std::int32_t>>();
       const std::size_t n_step = c.at("same_ids_with_f32_arithmetic");
-      std::vector<std::int32_t> next = tokenizer.encode(c.at("prompt").get<std::string>(), ControlText::kRecognised);
+      std::vector<std::int32_t> next =
+          tokenizer.encode(c.at("prompt").get<std::string>(), ControlText::kRecognised);
       engine.reset(0);
       for (std::size_t step = 0; step < n_step; ++step) {
         CAPTURE(step);
@@ -95,12 +100,15 @@ TEST_CASE("a new sequence starts from nothing, whatever ran in its slot before")
     const std::vector<std::int32_t> one = tokenizer.encode("Once", ControlText::kAsText);
     auto logits = [&](std::span<const std::int32_t> ids) {
       std::vector<float> row;
-      engine.logits(0, ids, true, [&](std::span<const float> r, std::int64_t) { row.assign(r.begin(), r.end()); });
+      engine.logits(0, ids, true, [&](std::span<const float> r, std::int64_t) {
+        row.assign(r.begin(), r.end());
+      });
       return row;
     };
     const std::vector<float> fresh = logits(std::span(one).first(1));
     engine.reset(0);
-    logits(tokenizer.encode("The capital of France is Paris. Once upon a time", ControlText::kAsText));
+    logits(
+        tokenizer.encode("The capital of France is Paris. Once upon a time", ControlText::kAsText));
     engine.reset(0);
     CHECK(logits(std::span(one).first(1)) == fresh);
   });
@@ -116,7 +124,8 @@ TEST_CASE("the same seed draws the same text at one, two and three ranks") {
       s.seed = 7;
       s.repetition_penalty = 1.1f;
       s.presence_penalty = 0.2f;
-      std::vector<std::int32_t> next = tokenizer.encode("Once upon a time", ControlText::kAsText), text;
+      std::vector<std::int32_t> next = tokenizer.encode("Once upon a time", ControlText::kAsText),
+                                text;
       float smallest = 1e9f;
       for (std::uint64_t step = 0; step < 24 && smallest > 1e-3f; ++step) {
         const Decision d = engine.extend(0, next, s, step, step > 0);

@@ -23,23 +23,27 @@ namespace {
 const std::string kModels = std::string(K3_TEST_DATA) + "/models/";
 
 // Not seen by a probe: the first two are sums and sigmoids of what is, inside one op; the state is read separately.
-const std::set<std::string> kUnseen = {"ffn_moe_probs", "ffn_moe_probs_biased", "kda_normed", "kda_state"};
+const std::set<std::string> kUnseen = {"ffn_moe_probs", "ffn_moe_probs_biased", "kda_normed",
+                                       "kda_state"};
 // The same on every rank of a full tensor-parallel layout, once ranks have spoken.
-const std::set<std::string> kWhole = {"inp_embd",       "res_probs_attn",  "attn_norm",   "prefix_sum_attn",
-                                      "res_probs_ffn",  "ffn_norm",        "l_out",       "ffn_moe_logits",
-                                      "ffn_moe_topk",   "ffn_moe_weights", "ffn_moe_out", "ffn_out",
-                                      "res_probs_output", "result_norm"};
+const std::set<std::string> kWhole = {
+    "inp_embd",    "res_probs_attn", "attn_norm",        "prefix_sum_attn", "res_probs_ffn",
+    "ffn_norm",    "l_out",          "ffn_moe_logits",   "ffn_moe_topk",    "ffn_moe_weights",
+    "ffn_moe_out", "ffn_out",        "res_probs_output", "result_norm"};
 
 class Recorder final : public Probe {
  public:
   void see(std::string_view name, int layer, View<const float> v) override { keep(name, layer, v); }
-  void see_ids(std::string_view name, int layer, View<const std::int32_t> v) override { keep(name, layer, v); }
+  void see_ids(std::string_view name, int layer, View<const std::int32_t> v) override {
+    keep(name, layer, v);
+  }
   std::map<std::string, std::vector<double>> seen;
 
  private:
   template <class T>
   void keep(std::string_view name, int layer, View<const T> v) {
-    std::vector<double>& out = seen[std::string(name) + (layer < 0 ? "" : "-" + std::to_string(layer))];
+    std::vector<double>& out =
+        seen[std::string(name) + (layer < 0 ? "" : "-" + std::to_string(layer))];
     for (std::int64_t r = 0; r < v.rows; ++r) out.insert(out.end(), v.row(r), v.row(r) + v.cols);
   }
 };
@@ -80,7 +84,8 @@ struct Run {
 };
 
 // One step of the trace's ids on this rank, everything recorded.
-void record(const std::string& model, const Trace& trace, Comm& world, const Layout& layout, Run& run) {
+void record(const std::string& model, const Trace& trace, Comm& world, const Layout& layout,
+            Run& run) {
   RunConfig c;
   c.model = golden::load_model(model).path;
   c.layout = layout;
@@ -139,7 +144,8 @@ TEST_CASE("the comparison can fail: one head's decay at the wrong place is seen"
   run_ranks(1, [&](Comm& world) { record("k3-deep-f32", trace, world, {}, run); });
   std::vector<double> g = run.recorder.seen.at("kda_g1-0");
   std::swap(g[0], g[1]);
-  CHECK(worst(g, trace.file.root().open("kda_g1-0").read<double>()) > tolerance(trace, "kda_g1-0", g));
+  CHECK(worst(g, trace.file.root().open("kda_g1-0").read<double>()) >
+        tolerance(trace, "kda_g1-0", g));
 }
 
 }  // namespace k3

@@ -20,7 +20,8 @@ std::vector<float> read_floats(const std::string& name) {
   if (!in) throw std::invalid_argument(kModels + name + ": cannot be opened");
   std::vector<float> values(static_cast<std::size_t>(in.tellg()) / sizeof(float));
   in.seekg(0);
-  in.read(reinterpret_cast<char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(float)));
+  in.read(reinterpret_cast<char*>(values.data()),
+          static_cast<std::streamsize>(values.size() * sizeof(float)));
   return values;
 }
 
@@ -60,7 +61,8 @@ Model load_model(const std::string& name) {
   Model m;
   m.name = name;
   m.path = kModels + j.at("files").at(0).at("name").get<std::string>();
-  for (const auto& [key, value] : j.at("sequences").items()) m.sequences.push_back(read_sequence(key, value));
+  for (const auto& [key, value] : j.at("sequences").items())
+    m.sequences.push_back(read_sequence(key, value));
   j.at("greedy").at("prompt").get_to(m.greedy.prompt);
   j.at("greedy").at("continuation").get_to(m.greedy.ids);
   j.at("greedy").at("top1_margins").get_to(m.greedy.margins);
@@ -78,7 +80,8 @@ double max_abs(const std::vector<float>& a, const std::vector<float>& b) {
   return worst;
 }
 
-double mean_kld(const std::vector<float>& reference, const std::vector<float>& run, std::int64_t n_vocab) {
+double mean_kld(const std::vector<float>& reference, const std::vector<float>& run,
+                std::int64_t n_vocab) {
   LogitComparer c(n_vocab);
   c.add(run, reference);
   return c.result().kld_mean;
