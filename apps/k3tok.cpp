@@ -2,11 +2,15 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -58,7 +62,7 @@ const char* const kAbout =
 const char* const kExamples =
     "  k3tok --prompt 'The capital of France is'\n"
     "  k3tok --pieces --control-tokens --prompt '<|open|>message role=\"user\"<|sep|>Hi'\n"
-    "  k3tok --model K3-00001-of-00014.gguf --prompt-file book.txt > book.ids\n"
+    "  k3tok --model K3-00001-of-00014.gguf --keep-line-end --prompt-file book.txt > book.ids\n"
     "  k3tok --decode 289 330 290\n"
     "  k3tok --decode --prompt-file book.ids > book.txt\n";
 
@@ -99,7 +103,7 @@ std::string hex(std::string_view bytes) {
 }
 
 // On one line, and nothing in it that a terminal would act on.
-std::string quoted(std::string_view bytes) {
+std::string in_quotes(std::string_view bytes) {
   std::string out = "\"";
   while (!bytes.empty()) {
     const Utf8Scan scan = utf8_scan(bytes);
@@ -170,8 +174,8 @@ void encode(const Request& q, const Options& options, const Tokenizer& t) {
   std::string out;
   for (const std::int32_t id : ids) {
     if (q.pieces) {
-      out +=
-          fmt::format("{}\t{}{}\n", id, quoted(t.bytes(id)), t.is_control(id) ? "\tcontrol" : "");
+      out += fmt::format("{}\t{}{}\n", id, in_quotes(t.bytes(id)),
+                         t.is_control(id) ? "\tcontrol" : "");
     } else {
       out += (out.empty() ? "" : " ") + std::to_string(id);
     }
@@ -222,7 +226,7 @@ void vocab_info(const Request& q, const Tokenizer& t) {
     if (count[i] > 0) text += fmt::format("  {:<13} {}\n", names[i], count[i]);
   }
   const auto line = [&](const char* name, std::int32_t id) {
-    return fmt::format("{:<8} {} {}\n", name, id, quoted(t.bytes(id)));
+    return fmt::format("{:<8} {} {}\n", name, id, in_quotes(t.bytes(id)));
   };
   for (const auto& [name, id] : marks)
     text += id ? line(name, *id) : fmt::format("{:<8} none\n", name);
