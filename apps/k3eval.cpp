@@ -25,46 +25,40 @@
 namespace k3 {
 namespace {
 
-constexpr const char* kHelp =
-    "usage:\n"
-    "  k3eval logits [options]    logits of every position of a sequence, as raw floats\n"
-    "  k3eval compare [options]   how far logits lie from reference logits, as JSON\n"
-    "\n"
-    "k3eval logits --help and k3eval compare --help list the options of each; --version prints the "
-    "build.\n";
+constexpr const char* kHelp = R"(usage:
+  k3eval logits [options]    logits of every position of a sequence, as raw floats
+  k3eval compare [options]   how far logits lie from reference logits, as JSON
+
+k3eval logits --help and k3eval compare --help list the options of each; --version prints the build.
+)";
 
 constexpr const char* kLogitsAbout =
-    "Runs token ids through a model and writes the logits of every position: little-endian 32-bit "
-    "floats,\n"
-    "one row of the vocabulary's size after another, as they are computed. FILE holds rows of "
-    "whole\n"
-    "steps only after an interruption.\n";
+    R"(Runs token ids through a model and writes the logits of every position: little-endian 32-bit floats,
+one row of the vocabulary's size after another, as they are computed. An interrupted run leaves the
+rows of whole steps.
+)";
 
-constexpr const char* kLogitsExamples =
-    "  k3eval logits --ids '1 2 3' --out x.f32\n"
-    "  mpirun -n 4 k3eval logits --model model.gguf --ids-file ids.txt --out x.f32 --chunk 64\n";
+constexpr const char* kLogitsExamples = R"(  k3eval logits --ids '1 2 3' --out x.f32
+  mpirun -n 4 k3eval logits --model model.gguf --ids-file ids.txt --out x.f32 --chunk 64
+)";
 
 constexpr const char* kCompareAbout =
-    "Compares logits with reference logits: either two files (one process, no model), or a model "
-    "run here\n"
-    "against a file. Prints one JSON object:\n"
-    "  rows, vocab                  what was compared\n"
-    "  kld_mean, _median, _max      divergence of the run from the reference, nats: sum p "
-    "log(p/q), p the reference\n"
-    "  top1                         share of rows with the same likeliest token\n"
-    "  top1_decided, rows_decided   the same over rows that the reference decides by more than "
-    "--margin-tol\n"
-    "  top5                         mean share of the reference's five likeliest tokens among the "
-    "run's five\n"
-    "  max_abs, max_rel             largest difference of two logits; and over the row's largest "
-    "logit\n"
-    "  kld_max_row, max_abs_row     where, from 0\n"
-    "Files hold raw little-endian 32-bit floats, rows of the vocabulary's size.\n";
+    R"(Compares logits with reference logits: either two files (one process, no model), or a model run here
+against a file. Files hold raw little-endian 32-bit floats, rows of the vocabulary's size. Prints one
+JSON object:
+  rows, vocab                  what was compared
+  kld_mean, _median, _max      divergence of the run from the reference, nats: sum p log(p/q), p the
+                               reference
+  top1                         share of rows with the same likeliest token
+  top1_decided, rows_decided   the same over rows that the reference decides by more than --margin-tol
+  top5                         mean share of the reference's five likeliest among the run's five
+  max_abs, max_rel             largest difference of two logits; and over the row's largest logit
+  kld_max_row, max_abs_row     where, from 0
+)";
 
-constexpr const char* kCompareExamples =
-    "  k3eval compare --run x.f32 --ref y.f32 --vocab 163840\n"
-    "  mpirun -n 2 k3eval compare --model model.gguf --ids-file ids.txt --ref y.f32 --margin-tol "
-    "0.01\n";
+constexpr const char* kCompareExamples = R"(  k3eval compare --run x.f32 --ref y.f32 --vocab 163840
+  mpirun -n 2 k3eval compare --model model.gguf --ids-file ids.txt --ref y.f32 --margin-tol 0.01
+)";
 
 struct Request {
   RunConfig config;

@@ -27,37 +27,30 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kSynopsis =
-    "k3run [--model FILE] --prompt TEXT [options]\n"
-    "k3run [--model FILE] --prompt-file FILE [options]\n"
-    "... | k3run [--model FILE] [options]\n"
-    "mpirun -n P k3run ...";
+constexpr const char* kSynopsis = R"(k3run [--model FILE] --prompt TEXT [options]
+k3run [--model FILE] --prompt-file FILE [options]
+... | k3run [--model FILE] [options]
+mpirun -n P k3run ...)";
 
 constexpr const char* kAbout =
-    "Continues a text with a Kimi K3 model in a GGUF file, over as many MPI ranks as it is started "
-    "on.\n"
-    "\n"
-    "The prompt is used as it is, without chat markup. It may hold any bytes: what is not UTF-8 "
-    "is\n"
-    "tokenized byte by byte. One line end at the end of a prompt from a file or from standard "
-    "input is\n"
-    "dropped. Generation ends at the file's end token, [EOS] or <|end_of_msg|>, after --predict "
-    "tokens, when\n"
-    "--ctx is full, or on request: Ctrl-C, SIGTERM or SIGUSR1 end it after the current step, a "
-    "second\n"
-    "Ctrl-C at once.\n"
-    "\n"
-    "Standard output gets the generated text, as it comes and always valid UTF-8, and a line end "
-    "where it\n"
-    "has none. All else goes to standard error: options, progress, warnings and one line of "
-    "numbers.\n"
-    "TTFT: ms from the prompt's ids to the first token; TPOT: mean ms per later token.\n";
+    R"(Continues a text with a Kimi K3 model in a GGUF file, over as many MPI ranks as it is started on.
 
-constexpr const char* kExamples =
-    "  k3run --prompt 'The capital of France is' -n 16 --temp 0\n"
-    "  mpirun -n 4 k3run --model K3-00001-of-00009.gguf --tp 2 --pp 2 --prompt-file question.txt "
-    "--log run.h5\n"
-    "  echo 'Once upon a time' | k3run --seed 7\n";
+The prompt is used as it is, without chat markup. It may hold any bytes: what is not UTF-8 is
+tokenized byte by byte. One line end at the end of a prompt from a file or from standard input is
+dropped. Generation ends at the file's end token, [EOS] or <|end_of_msg|>, after --predict tokens,
+when --ctx is full, or on request: Ctrl-C, SIGTERM or SIGUSR1 end it after the current step, a
+second Ctrl-C at once. mpirun passes SIGUSR1 on and ends with our exit code; interrupted itself, it
+gives the ranks one second and ends with a code of its own.
+
+Standard output gets the generated text, as it comes and always valid UTF-8, and a line end where it
+has none. All else goes to standard error: options, progress, warnings and one line of numbers.
+TTFT: ms from the prompt's ids to the first token; TPOT: mean ms per later token.
+)";
+
+constexpr const char* kExamples = R"(  k3run --prompt 'The capital of France is' -n 16 --temp 0
+  mpirun -n 4 k3run --model K3-00001-of-00009.gguf --tp 2 --pp 2 --prompt-file q.txt --log run.h5
+  echo 'Once upon a time' | k3run --seed 7
+)";
 
 // Where a prompt comes from, and its ids.
 struct Prompt {
@@ -168,7 +161,8 @@ std::optional<RunConfig> prepare(Session& s, int argc, char** argv, World& world
   std::string line = std::string("k3run ") + build_info().version + ", " +
                      std::to_string(world.size()) + (world.size() == 1 ? " rank:" : " ranks:");
   for (const auto& [name, value] : describe(s.config)) {
-    if (name != "slots" && !value.empty() && value != "no") line += " --" + name + (value == "yes" ? "" : " " + value);
+    if (name != "slots" && !value.empty() && value != "no")
+      line += " --" + name + (value == "yes" ? "" : " " + value);
   }
   print_line(line);
   if (!s.config.log.empty()) {

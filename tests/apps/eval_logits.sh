@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# k3eval writes the logits of the reference and says how far they are from it; a wrong reference shows.
+#   eval_logits.sh <launch/mpirun.sh> <bin> <tests/data>
+source "$(dirname "$0")/common.sh"
+name=k3-tiny-f32
+model=$data/models/$name.gguf
+# The sidecar's first sequence, in the order of its file.
+ids=$(tr -d '\n' <"$data/models/$name.json" | sed 's/.*"ids": *\[\([^]]*\)\].*/\1/' | tr ',' ' ')
+
+number() { sed -n "s/.*\"$1\": \([^,]*\),*\$/\1/p" "$scratch/out"; }
+below() { awk -v x="$1" -v limit="$2" 'BEGIN { exit !(x != "" && x + 0 <= limit) }'; }
+
+echo "$ids" >"$scratch/ids.txt"
+run 1 "$bin/k3eval" logits --threads 1 --model "$model" --ids-file "$scratch/ids.txt" --out "$scratch/one.f32" --chunk 5
+[ "$rc" -eq 0 ] || fail "logits on one rank: exit code $rc"
+run 2 "$bin/k3eval" logits --model "$model" --ids "$ids" --out "$scratch/two.f32" --log "$scratch/run.h5"
+[ "$rc" -eq 0 ] || fail "logits on two ranks: exit code $rc"
+[ "$(stat -c %s "$scratch/one.f32")" -eq $((4 * 352 * $(echo "$ids" | wc -w))) ] || fail "not one row a position"
+[ "$(h5dump -a state "$scratch/run.h5" | grep -c '"finished"')" -eq 1 ] || fail "the log is not finished"
+
+run 1 "$bin/k3eval" compare --run "$scratch/one.f32" --ref "$scratch/two.f32" --vocab 352
+below "$(number max_abs)" 1e-3 || fail "one rank and two: max_abs $(number max_abs)"
+[ "$(number top1)" = 1.0 ] || fail "one rank and two: top1 $(number top1)"
+
+# Rows in another order are another model.
+tail -c +1409 "$scratch/two.f32" >"$scratch/shifted.f32"
+head -c -1408 "$scratch/one.f32" >"$scratch/short.f32"
+run 1 "$bin/k3eval" compare --run "$scratch/short.f32" --ref "$scratch/shifted.f32" --vocab 352
+below "$(number kld_mean)" 0.01 && fail "shifted rows pass"
+
+run 1 "$bin/k3eval" compare --run "$scratch/one.f32" --ref "$scratch/shifted.f32" --vocab 352
+refuses "a reference of another length" 2 '.*shifted.f32: .* rows, but the run has'
+run 1 "$bin/k3eval" compare --run "$scratch/one.f32" --ref "$scratch/two.f32" --vocab 351
+refuses "another vocabulary" 2 '.*one.f32: .* bytes, not a multiple of a row of 351 floats'
+run 2 "$bin/k3eval" compare --model "$model" --ids-file "$scratch/ids.txt" --ref "$scratch/one.f32"
+[ "$rc" -eq 0 ] && below "$(number max_abs)" 1e-3 || fail "a run against a file: exit code $rc, $(number max_abs)"
+finish

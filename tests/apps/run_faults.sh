@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# What happens to a run that is interrupted, killed, or whose disk or peers fail.
+#   run_faults.sh <launch/mpirun.sh> <bin> <tests/data>
+source "$(dirname "$0")/common.sh"
+log=$scratch/run.h5
+
+state() { h5dump -a state "$log" 2>&1 | sed -n 's/.*(0): "\(.*\)"/\1/p'; }
+
+# Processes of ours that are still there; those that mpirun has just killed get a moment to go.
+orphans() {
+  local exe found
+  for _ in $(seq 30); do
+    found=""
+    for exe in /proc/[0-9]*/exe; do
+      [ "$(readlink "$exe" 2>/dev/null)" = "$bin/k3run" ] && found="$found $exe"
+    done
+    [ -z "$found" ] && return
+    sleep 0.1
+  done
+  echo "$found"
+}
+
+# start <n> <arguments of k3run ...>: in the background, until text comes. Sets job, and ranks to the ranks' pids.
+start() {
+  local n=$1 launch=()
+  shift
+  [ "$n" -eq 1 ] || launch=("$mpirun" -n "$n")
+  rm -f "$log"
+  "${launch[@]}" "$bin/k3run" --threads 1 --prompt 'Once upon a time' --ignore-eos -n 4000 --log "$log" "$@" \
+    >"$scratch/out" 2>"$scratch/err" </dev/null &
+  job=$!
+  for _ in $(seq 300); do
+    [ -s "$scratch/out" ] && break
+    sleep 0.1
+  done
+  [ -s "$scratch/out" ] || fail "no text after 30 s"
+  if [ "$n" -eq 1 ]; then ranks=$job; else ranks=$(pgrep -P "$job" -x k3run); fi
+}
+
+# ended <name> <exit code or "any failure">: waits for the job.
+ended() {
+  local begin=$SECONDS left
+  wait "$job"
+  rc=$?
+  [ $((SECONDS - begin)) -le 10 ] || fail "$1: took $((SECONDS - begin)) s to end"
+  if [ "$2" = "any failure" ]; then
+    [ "$rc" -ne 0 ] || fail "$1: exit code 0"
+  else
+    [ "$rc" -eq "$2" ] || fail "$1: exit code $rc, expected $2"
+  fi
+  left=$(orphans)
+  [ -z "$left" ] || fail "$1: processes are left: $left"
+}
+
+# interrupted <name>: the text is there, the log is closed, and one line says why.
+interrupted() {
+  [ "$(grep -cE '^rank 0/[0-9]+: stopped on request after [0-9]+ tokens$' "$scratch/err")" -eq 1 ] || fail "$1: no line"
+  [ "$(state)" = interrupted ] || fail "$1: state of the log is '$(state)'"
+}
+
+# ---- interruption -----------------------------------------------------------------------------------------------------
+start 1
+kill -INT "$job"
+ended "Ctrl-C without mpirun" 5
+interrupted "Ctrl-C without mpirun"
+
+start 2
+kill -USR1 "$job"  # mpirun passes it on
+ended "SIGUSR1 to mpirun" 5
+interrupted "SIGUSR1 to mpirun"
+
+start 2
+kill -TERM "$(echo "$ranks" | tail -1)"  # one rank is told, all stop
+ended "SIGTERM to one rank" 5
+interrupted "SIGTERM to one rank"
+
+start 2
+kill -INT "$job"  # mpirun ends the ranks itself, and with its own exit code
+ended "Ctrl-C with mpirun" "any failure"
+interrupted "Ctrl-C with mpirun"
+
+start 1
+kill -STOP "$job"  # so that both arrive together
+kill -INT "$job"
+kill -TERM "$job"
+kill -CONT "$job"
+ended "a second signal" "any failure"
+
+# ---- death ------------------------------------------------------------------------------------------------------------
+start 2
+sleep 4  # a snapshot is due every 3 s
+kill -KILL "$(echo "$ranks" | tail -1)"
+ended "kill -9 of one rank" "any failure"
+
+start 1
+sleep 6
+kill -KILL "$job"
+ended "kill -9" 137
+[ "$(state)" = running ] || fail "kill -9: state of the log is '$(state)'"
+n=$(h5dump -H -d tokens/id "$log" 2>/dev/null | sed -n 's|.*SIMPLE { ( \([0-9]*\) ).*|\1|p')
+[ "${n:-0}" -gt 0 ] || fail "kill -9: the log holds no tokens"
+
+# ---- one rank cannot do its share -------------------------------------------------------------------------------------
+mkdir -p "$scratch/here"
+cp "$nano" "$scratch/here/model.gguf"
+timeout 60 "$mpirun" -n 1 -wdir "$scratch/here" "$bin/k3run" --model model.gguf --prompt x : \
+  -n 1 -wdir / "$bin/k3run" >"$scratch/out" 2>"$scratch/err" </dev/null
+rc=$?
+seconds=0
+refuses "a rank without the file" 2 'model.gguf: no such file'
+grep -qE '^rank 1/2: ' "$scratch/err" || fail "the rank without the file is not named"
+
+# ---- full disks -------------------------------------------------------------------------------------------------------
+# A limit on the size of files stands in for the disk: the first snapshot was written before it, the last is not.
+start 1
+prlimit --pid "$job" --fsize=65536
+kill -USR1 "$job"
+ended "full disk" 3
+[ -s "$scratch/out" ] || fail "full disk: the text is lost"
+[ "$(grep -cE "^rank 0/1: $log" "$scratch/err")" -eq 1 ] || fail "full disk: not one line that names the log"
+[ "$(state)" = running ] || fail "full disk: the snapshot before is gone"
+[ -e "$log.tmp" ] && fail "full disk: half a snapshot is left"
+
+if [ -w /dev/full ]; then
+  timeout 60 "$bin/k3run" --threads 1 --prompt x -n 4 >/dev/full 2>"$scratch/err" </dev/null
+  rc=$?
+  : >"$scratch/out"
+  refuses "full standard output" 3 'standard output: No space left on device'
+fi
+finish
