@@ -40,6 +40,9 @@ const char* const kExamples =
     "  k3synth --preset k3-8l --out k3-8l.gguf --split-bytes 20000000000\n"
     "  k3synth --preset k3-full --header-only --out k3-header.gguf\n";
 
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+
 struct Request {
   SynthOptions synth;
   std::string preset = "tiny";
@@ -126,8 +129,10 @@ int run(Request& q, const std::vector<SizeOption>& sizes) {
   for (const TensorDecl& t : outline.tensors) bytes += t.bytes();
   for (const std::string& p : paths) std::printf("%s\n", p.c_str());
   std::fflush(stdout);
-  print_line(fmt::format("{} tensors, {:.2f} GiB{}", n_tensor,
-                         static_cast<double>(bytes) / (1024.0 * 1024 * 1024),
+  const bool large = bytes >= kGiB;
+  const double size = static_cast<double>(bytes) / static_cast<double>(large ? kGiB : kMiB);
+  const char* unit = large ? "GiB" : "MiB";
+  print_line(fmt::format("{} tensors, {:.2f} {}{}", n_tensor, size, unit,
                          q.synth.file.header_only ? ", header only: no weights written" : ""));
   return 0;
 }

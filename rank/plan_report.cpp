@@ -56,6 +56,11 @@ std::vector<std::pair<const char*, Band>> bands_of(const Plan& plan, int rank) {
           {"vocab_out", plan.vocab_out(rank)}};
 }
 
+std::string size_text(std::uint64_t bytes) {
+  const auto n = static_cast<double>(bytes);
+  return n >= kGiB ? fmt::format("{:.1f} GiB", n / kGiB) : fmt::format("{:.1f} MiB", n / kMiB);
+}
+
 std::string text(const Band& b) {
   return b.empty() ? std::string("-") : fmt::format("{}-{}", b.begin, b.end - 1);
 }
@@ -115,9 +120,9 @@ std::string head_lines(const Plan& plan, const PlanTitle& title) {
   const Layout& l = plan.layout();
   std::string out = title.model;
   if (!title.quant.empty()) out += ", " + title.quant;
-  out += fmt::format(": {} tensors, {:.1f} GiB; {} layers, {} heads, {} experts ({} used)\n",
-                     file_tensors(plan), static_cast<double>(stored_total(plan)) / kGiB, c.n_layer,
-                     c.n_head, c.n_expert, c.n_expert_used);
+  out += fmt::format(": {} tensors, {}; {} layers, {} heads, {} experts ({} used)\n",
+                     file_tensors(plan), size_text(stored_total(plan)), c.n_layer, c.n_head,
+                     c.n_expert, c.n_expert_used);
   out += fmt::format(
       "tp {} x pp {}, policy {}, expert groups {} (each expert's width in {} bands)\n", l.tp, l.pp,
       policy_name(l.policy), plan.expert_groups(), l.tp / plan.expert_groups());
@@ -161,12 +166,10 @@ std::string byte_table(const Plan& plan) {
   }
   const double mean = static_cast<double>(total) / plan.layout().world();
   return table(rows) +
-         fmt::format(
-             "all ranks {:.1f} GiB, busiest {:.2f} GiB ({:.1f} % over the mean), premium "
-             "{:.1f} MiB\n",
-             static_cast<double>(total) / kGiB, static_cast<double>(most) / kGiB,
-             mean > 0 ? (static_cast<double>(most) / mean - 1) * 100 : 0.0,
-             static_cast<double>(premium) / kMiB);
+         fmt::format("all ranks {}, busiest {} ({:.1f} % over the mean), premium {}\n",
+                     size_text(total), size_text(most),
+                     mean > 0 ? (static_cast<double>(most) / mean - 1) * 100 : 0.0,
+                     size_text(premium));
 }
 
 std::string collective_table(const Plan& plan) {
@@ -319,7 +322,8 @@ RankCost rank_cost(const Plan& plan, int rank) {
 
 std::string plan_table(const Plan& plan, const PlanTitle& title, std::optional<int> rank) {
   std::string out = head_lines(plan, title);
-  out += "\nWhat each rank holds (first layer of each kind in its stage):\n" + band_table(plan);
+  out += "\nWhat each rank holds, both ends included (first layer of each kind in its stage):\n" +
+         band_table(plan);
   out += "\nMiB each rank reads, whole blocks (premium: blocks cut through, read twice):\n" +
          byte_table(plan);
   out += "\nCollectives of one forward step (one token, or one chunk of a prompt):\n" +
