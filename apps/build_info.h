@@ -7,7 +7,7 @@ namespace k3 {
 
 struct BuildInfo {
   const char* version;     // "0.1.0"
-  const char* commit;      // 12 hex digits, "-dirty" behind them if tracked files differed; "unknown" outside a clone
+  const char* commit;      // 12 hex digits and "-dirty" if tracked files differed; or "unknown"
   const char* build_type;  // "RelWithDebInfo"
   const char* flags;       // compiler flags of that build type, sanitizers included
   const char* compiler;    // "GNU 12.2.0"
