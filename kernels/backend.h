@@ -17,6 +17,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "loader/blocks.h"
@@ -36,19 +37,25 @@ struct View {
   std::int64_t cols = 0;
   std::int64_t stride = 0;  // elements from one row to the next
 
-  View() = default;
-  View(T* d, std::int64_t r, std::int64_t c) : data(d), rows(r), cols(c), stride(c) {}
-  View(T* d, std::int64_t r, std::int64_t c, std::int64_t s)
+  // constexpr throughout: device code calls these too.
+  constexpr View() = default;
+  constexpr View(T* d, std::int64_t r, std::int64_t c) : data(d), rows(r), cols(c), stride(c) {}
+  constexpr View(T* d, std::int64_t r, std::int64_t c, std::int64_t s)
       : data(d), rows(r), cols(c), stride(s) {}
-  operator View<const T>() const { return {data, rows, cols, stride}; }
-  T* row(std::int64_t r) const { return data + r * stride; }
+  // A view may be read where a view to read from is asked for.
+  template <class U>
+    requires(std::is_same_v<const U, T>)
+  constexpr View(const View<U>& v) : data(v.data), rows(v.rows), cols(v.cols), stride(v.stride) {}
+  constexpr T* row(std::int64_t r) const { return data + r * stride; }
   // Columns [begin, begin + n) of every row.
-  View columns(std::int64_t begin, std::int64_t n) const { return {data + begin, rows, n, stride}; }
+  constexpr View columns(std::int64_t begin, std::int64_t n) const {
+    return {data + begin, rows, n, stride};
+  }
   // Rows [begin, begin + n).
-  View slice(std::int64_t begin, std::int64_t n) const {
+  constexpr View slice(std::int64_t begin, std::int64_t n) const {
     return {data + begin * stride, n, cols, stride};
   }
-  bool empty() const { return rows == 0 || cols == 0; }
+  constexpr bool empty() const { return rows == 0 || cols == 0; }
 };
 
 // A rank's part of a weight tensor on its device: n_mat matrices of n_out rows of n_in elements. How the bytes lie
@@ -287,5 +294,9 @@ float gumbel_noise(std::uint64_t seed, std::uint64_t draw, std::int32_t id);
 
 // The CPU backend: plain loops over `threads` threads (OpenMP).
 std::unique_ptr<Backend> make_cpu_backend(int threads);
+
+// The CUDA backend on device `index` (as cuda_devices() counts). Throws DeviceError where the build has no CUDA part, no
+// code for the device's architecture, or the device cannot be used.
+std::unique_ptr<Backend> make_cuda_backend(int index);
 
 }  // namespace k3

@@ -1,8 +1,13 @@
 // What the CUDA part offers to everyone, for builds without it.
+#include "kernels/backend.h"
 #include "kernels/cuda_devices.h"
 
 namespace k3 {
 
 std::vector<CudaDevice> cuda_devices() { return {}; }
+
+std::unique_ptr<Backend> make_cuda_backend(int) {
+  throw DeviceError("this build has no CUDA part (nvcc or nccl.h was not found at configure)");
+}
 
 }  // namespace k3

@@ -1,8 +1,7 @@
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "kernels/check_shapes.h"
 #include "kernels/cpu/dequant.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/ops.h"
@@ -30,17 +29,6 @@ const float* row_values(const Weight& w, const std::byte* row, float* scratch) {
   return scratch;
 }
 
-std::string shape(std::int64_t rows, std::int64_t cols) {
-  return "[" + std::to_string(rows) + ", " + std::to_string(cols) + "]";
-}
-
-void check_shapes(View<float> y, View<const float> x, const Weight& w) {
-  if (x.cols == w.n_in && y.cols == w.n_out && x.rows == y.rows) return;
-  throw std::invalid_argument("matmul: y " + shape(y.rows, y.cols) + " = x " +
-                              shape(x.rows, x.cols) + " . w " + shape(w.n_out, w.n_in) +
-                              "^T does not fit");
-}
-
 }  // namespace
 
 K3_CLONES float dot(const float* a, const float* b, std::int64_t n) {
@@ -54,7 +42,7 @@ K3_CLONES float dot(const float* a, const float* b, std::int64_t n) {
 }
 
 void matmul(View<float> y, View<const float> x, const Weight& w, std::int64_t mat, int threads) {
-  check_shapes(y, x, w);
+  check_shapes({y, x, &w});
   if (y.empty()) return;
   if (w.n_in == 0) {  // an empty band contributes nothing to the sum
     for (std::int64_t t = 0; t < y.rows; ++t) std::fill_n(y.row(t), y.cols, 0.0f);

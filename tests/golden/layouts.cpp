@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "comm/mpi_comm.h"
+#include "kernels/cuda_devices.h"
+#include "rank/device_stage.h"
 #include "rank/engine.h"
 #include "rank/fault.h"
 #include "support/golden.h"
@@ -25,6 +27,7 @@ struct Options {
   std::vector<std::int64_t> chunks{1, 7, 64, 0};  // 0: the whole sequence at once
   bool every_chunk = false;
   int threads = 1;
+  bool cuda = false;  // rank r of a node on device r, round and round
   std::size_t rotate = 0;
   std::vector<std::string> models = golden::model_names();
 };
@@ -42,6 +45,10 @@ Options parse(int argc, char** argv) {
     const std::string key = argv[i];
     if (key == "--every-chunk") {
       o.every_chunk = true;
+      continue;
+    }
+    if (key == "--cuda") {
+      o.cuda = true;
       continue;
     }
     if (++i == argc) throw std::invalid_argument(key + ": needs a value");
@@ -152,13 +159,22 @@ class Runner {
   int failures_ = 0;
 };
 
+std::unique_ptr<Backend> make_backend(const Options& o, World& world) {
+  if (!o.cuda) return make_cpu_backend(o.threads);
+  const auto n_device = static_cast<int>(cuda_devices().size());
+  if (n_device == 0) throw std::invalid_argument("--cuda: no device");
+  return make_cuda_backend(local_group(world).rank % n_device);
+}
+
 int run(int argc, char** argv) {
   World world;
-  const auto comm = make_mpi_comm(world);
   int code = 1;
   try {
     const Options o = parse(argc, argv);
-    const auto backend = make_cpu_backend(o.threads);
+    const auto backend = make_backend(o, world);
+    DeviceStage stage(*backend);
+    const auto comm = make_mpi_comm(world, o.cuda ? &stage : nullptr);
+    if (comm->rank() == 0) std::printf("%s\n", backend->describe().c_str());
     Runner runner(o, *comm, *backend);
     for (std::size_t i = 0; i < o.models.size(); ++i) {
       const golden::Model m = golden::load_model(o.models[i]);
@@ -168,7 +184,7 @@ int run(int argc, char** argv) {
     }
     code = runner.failures() == 0 ? 0 : 1;
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "rank %d: %s\n", comm->rank(),
+    std::fprintf(stderr, "rank %d: %s\n", world.rank(),
                  fault_of(std::current_exception()).line.c_str());
     abort_world(1);
   }

@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "kernels/backend.h"
+#include "kernels/cuda_devices.h"
 
 namespace k3 {
 
@@ -18,8 +19,10 @@ struct BackendUnderTest {
 };
 
 inline std::vector<BackendUnderTest> backends_under_test() {
-  return {{"cpu, 1 thread", [] { return make_cpu_backend(1); }},
-          {"cpu, 3 threads", [] { return make_cpu_backend(3); }}};
+  std::vector<BackendUnderTest> all{{"cpu, 1 thread", [] { return make_cpu_backend(1); }},
+                                    {"cpu, 3 threads", [] { return make_cpu_backend(3); }}};
+  if (!cuda_devices().empty()) all.push_back({"cuda", [] { return make_cuda_backend(0); }});
+  return all;
 }
 
 inline void for_each_backend(const std::function<void(Backend&)>& body) {

@@ -1,0 +1,263 @@
+// The CUDA backend: one device, one stream; every op is a launch, waits happen in download() and synchronize() alone.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/sampling.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/ops.h"
+#include "kernels/cuda/staging.h"
+
+namespace k3 {
+namespace cuda {
+namespace {
+
+constexpr std::size_t kHiddenFloats = std::size_t{16} << 20;  // experts: activations between their two halves
+constexpr int kReaderThreads = 8;
+
+class CudaBuffer final : public DeviceBuffer {
+ public:
+  CudaBuffer(std::size_t bytes, cudaStream_t stream) : bytes_(bytes) {
+    check(cudaMalloc(reinterpret_cast<void**>(&data_), std::max<std::size_t>(bytes, 1)), "cudaMalloc");
+    check(cudaMemsetAsync(data_, 0, std::max<std::size_t>(bytes, 1), stream), "cudaMemsetAsync");
+  }
+  ~CudaBuffer() override { cudaFree(data_); }
+  CudaBuffer(const CudaBuffer&) = delete;
+  CudaBuffer& operator=(const CudaBuffer&) = delete;
+  std::byte* data() const override { return data_; }
+  std::size_t bytes() const override { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_;
+};
+
+class GraphReplay final : public Replay {
+ public:
+  GraphReplay(cudaStream_t stream, cudaGraph_t graph) : stream_(stream) {
+    const cudaError_t status = cudaGraphInstantiate(&exec_, graph, 0);
+    cudaGraphDestroy(graph);
+    check(status, "cudaGraphInstantiate");
+  }
+  ~GraphReplay() override { cudaGraphExecDestroy(exec_); }
+  GraphReplay(const GraphReplay&) = delete;
+  GraphReplay& operator=(const GraphReplay&) = delete;
+  void run() override { check(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch"); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+// The blocks of a band's rows: a cut inside a block takes the whole block.
+struct RowBytes {
+  std::int64_t stored_row, begin, bytes, first;
+};
+
+RowBytes row_bytes(const HostBox& box) {
+  const BlockTraits& t = traits(box.type);
+  const std::int64_t b0 = box.begin[0] / t.elems, b1 = (box.end[0] + t.elems - 1) / t.elems;
+  return {box.dims[0] / t.elems * t.bytes, b0 * t.bytes, (b1 - b0) * t.bytes, box.begin[0] - b0 * t.elems};
+}
+
+// Rows start at even addresses, which is what the block structs ask for; plain floats at their own size.
+std::int64_t pitch(const HostBox& box) {
+  const std::int64_t bytes = row_bytes(box).bytes;
+  return (bytes + 15) / 16 * 16;
+}
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(int index) : index_(index) {
+    check(cudaSetDevice(index), "cudaSetDevice");
+    check(cudaGetDeviceProperties(&prop_, index), "cudaGetDeviceProperties");
+    if (!has_code_for_device()) {
+      throw DeviceError(describe() + ": this build has no code for its architecture (K3_CUDA_ARCHS at configure)");
+    }
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    staging_ = std::make_unique<Staging>(std::min<int>(kReaderThreads, static_cast<int>(std::thread::hardware_concurrency())));
+    hidden_ = allocate(kHiddenFloats * sizeof(float));
+    partial_ = allocate(mla_scratch_floats() * sizeof(float));
+  }
+  ~CudaBackend() override {
+    cudaStreamSynchronize(stream_);
+    hidden_.reset();
+    partial_.reset();
+    staging_.reset();
+    cudaStreamDestroy(stream_);
+  }
+
+  std::string describe() const override {
+    return "cuda " + std::to_string(index_) + ": " + prop_.name + ", sm_" + std::to_string(prop_.major) +
+           std::to_string(prop_.minor);
+  }
+  void* stream() const override { return stream_; }
+  std::size_t free_bytes() const override {
+    std::size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return free;
+  }
+  std::string memory_domain() const override {
+    std::string id = prop_.name + std::string(" ");
+    for (const char c : prop_.uuid.bytes) {
+      constexpr char kHex[] = "0123456789abcdef";
+      id += kHex[static_cast<unsigned char>(c) >> 4];
+      id += kHex[c & 15];
+    }
+    return id;
+  }
+  std::unique_ptr<DeviceBuffer> allocate(std::size_t bytes) override {
+    return std::make_unique<CudaBuffer>(bytes, stream_);
+  }
+  void upload(void* device, const void* host, std::size_t bytes) override {
+    if (bytes > 0) check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
+  }
+  void download(void* host, const void* device, std::size_t bytes) override {
+    if (bytes > 0) check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
+    synchronize();
+  }
+  void copy(void* to, const void* from, std::size_t bytes) override {
+    if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "cudaMemcpyAsync");
+  }
+  void zero(void* device, std::size_t bytes) override {
+    if (bytes > 0) check(cudaMemsetAsync(device, 0, bytes, stream_), "cudaMemsetAsync");
+  }
+  void synchronize() override { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+  std::unique_ptr<Replay> capture(const std::function<void()>& body) override {
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    cudaGraph_t graph = nullptr;
+    try {
+      body();
+    } catch (...) {
+      cudaStreamEndCapture(stream_, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      throw;
+    }
+    check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    return std::make_unique<GraphReplay>(stream_, graph);
+  }
+
+  Weight load(const HostBox& box, std::vector<std::unique_ptr<DeviceBuffer>>& storage) override {
+    const RowBytes r = row_bytes(box);
+    Weight w;
+    w.type = box.type;
+    w.n_in = box.end[0] - box.begin[0];
+    w.n_out = box.end[1] - box.begin[1];
+    w.n_mat = box.end[2] - box.begin[2];
+    w.first = r.first;
+    w.row_bytes = pitch(box);
+    w.mat_bytes = w.row_bytes * w.n_out;
+    storage.push_back(allocate(static_cast<std::size_t>(w.mat_bytes * w.n_mat)));
+    std::byte* to = storage.back()->data();
+    w.data = to;
+    const std::int64_t stored_mat = r.stored_row * box.dims[1];
+    const std::byte* from = box.base + box.begin[2] * stored_mat + box.begin[1] * r.stored_row + r.begin;
+    if (w.n_out == box.dims[1]) {  // whole matrices: one run of rows
+      staging_->upload(to, w.row_bytes, {from, w.n_out * w.n_mat, r.bytes, r.stored_row}, stream_);
+      return w;
+    }
+    for (std::int64_t m = 0; m < w.n_mat; ++m) {
+      staging_->upload(to + m * w.mat_bytes, w.row_bytes, {from + m * stored_mat, w.n_out, r.bytes, r.stored_row}, stream_);
+    }
+    return w;
+  }
+  std::size_t loaded_bytes(const HostBox& box) const override {
+    return static_cast<std::size_t>(pitch(box) * (box.end[1] - box.begin[1]) * (box.end[2] - box.begin[2]));
+  }
+
+  void matmul(std::span<const MatmulJob> jobs) override { cuda::matmul(jobs, stream_); }
+  void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head,
+                   const Weight& w) override {
+    cuda::head_matmul(y, y_head, x, x_head, w, stream_);
+  }
+  void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin) override {
+    cuda::embed(y, batch, table, vocab_begin, stream_);
+  }
+  void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank, std::int64_t bank_stride,
+                const float* score_w, const float* norm_w, float eps, float* probs) override {
+    cuda::mix_norm(y, x, bank, n_bank, bank_stride, score_w, norm_w, eps, probs, stream_);
+  }
+  void rms_norm(View<float> y, View<const float> x, const float* w, float eps) override {
+    cuda::rms_norm(y, x, w, eps, stream_);
+  }
+  void residual(View<float> x, View<const float> a, bool restart) override { cuda::residual(x, a, restart, stream_); }
+  void copy_rows(View<float> y, View<const float> x) override { cuda::copy_rows(y, x, stream_); }
+  void unpack_bands(View<float> a, View<float> b, View<const float> all, std::span<const std::int64_t> a_widths,
+                    std::span<const std::int64_t> b_widths) override {
+    cuda::unpack_bands(a, b, all, a_widths, b_widths, stream_);
+  }
+  void note_nonfinite(View<const float> x, std::int32_t layer, std::int32_t* first) override {
+    cuda::note_nonfinite(x, layer, first, stream_);
+  }
+
+  void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state,
+                const BatchView& batch) override {
+    cuda::kda_conv(qkv, u, conv, state, batch, stream_);
+  }
+  void l2_norm_heads(View<float> y, std::int64_t head_dim, float eps) override {
+    cuda::l2_norm_heads(y, head_dim, eps, stream_);
+  }
+  void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a, std::int64_t head_dim,
+                 bool safe_gate, float lower_bound) override {
+    cuda::kda_gates(g, beta, dt, a, head_dim, safe_gate, lower_bound, stream_);
+  }
+  void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v, View<const float> g,
+                View<const float> beta, const KdaState& state, const BatchView& batch) override {
+    cuda::kda_scan(o, q, k, v, g, beta, state, batch, stream_);
+  }
+  void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim,
+                       float eps) override {
+    cuda::kda_output_gate(o, gate, w, head_dim, eps, stream_);
+  }
+
+  void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache,
+                  const BatchView& batch) override {
+    cuda::mla_append(c, w, eps, cache, batch, stream_);
+  }
+  void mla_absorb(View<float> q_abs, View<const float> q, const Weight& k_b, std::int64_t rope) override {
+    cuda::head_matmul(q_abs, k_b.n_out + rope, q, k_b.n_in + rope, k_b, stream_);
+    cuda::mla_rope_part(q_abs, q, k_b.n_mat, k_b.n_in, k_b.n_out, rope, stream_);
+  }
+  void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale, const MlaCache& cache,
+                  const BatchView& batch) override {
+    cuda::mla_attend(ctx, q, n_head, scale, cache, batch, reinterpret_cast<float*>(partial_->data()), stream_);
+  }
+  void sigmoid_gate(View<float> y, View<const float> gate) override { cuda::sigmoid_gate(y, gate, stream_); }
+
+  void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias, bool normalise,
+             float scale) override {
+    cuda::route(ids, weights, logits, bias, normalise, scale, stream_);
+  }
+  void experts(View<float> m, View<const float> z, View<const std::int32_t> ids, View<const float> weights,
+               const ExpertWeights& w, Situ p) override {
+    cuda::experts(m, z, ids, weights, w, p, reinterpret_cast<float*>(hidden_->data()), kHiddenFloats, stream_);
+  }
+  void situ(View<float> g, View<const float> u, Situ p) override { cuda::situ(g, u, p, stream_); }
+
+  void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history, std::int64_t n_hist,
+                float repetition, float presence) override {
+    cuda::penalise(logits, vocab_begin, history, n_hist, repetition, presence, stream_);
+  }
+  // The band's row is searched on the host: the exact path's definition, at the cost of one copy.
+  CandidateResult candidates(View<const float> row, std::int64_t vocab_begin, const CandidateQuery& query) override {
+    std::vector<float> host(static_cast<std::size_t>(row.cols));
+    download(host.data(), row.data, host.size() * sizeof(float));
+    return search_candidates(host.data(), row.cols, vocab_begin, query);
+  }
+
+ private:
+  int index_;
+  cudaDeviceProp prop_{};
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<Staging> staging_;
+  std::unique_ptr<DeviceBuffer> hidden_, partial_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+std::unique_ptr<Backend> make_cuda_backend(int index) { return std::make_unique<cuda::CudaBackend>(index); }
+
+}  // namespace k3

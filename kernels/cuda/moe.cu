@@ -1,0 +1,181 @@
+// Routing and routed experts in the exact path. A warp per output row, as in matmul.cu; the sum over a token's experts is
+// taken in the order of choice, whatever ran first.
+#include <algorithm>
+#include <stdexcept>
+
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/ops.h"
+#include "kernels/cuda/reduce.cuh"
+
+namespace k3::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kRouteThreads = 256;
+constexpr float kWeightFloor = 6.103515625e-5f;  // 2^-14, as the reference has it
+
+// Larger for a larger key, then for a lower index; never 0. A NaN comes after every number.
+__device__ __forceinline__ unsigned long long rank_key(float key, int index) {
+  unsigned bits = __float_as_uint(key);
+  bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  if (isnan(key)) bits = 0;
+  return static_cast<unsigned long long>(bits) << 32 | (0xffffffffu - static_cast<unsigned>(index));
+}
+
+__device__ __forceinline__ unsigned long long block_max(unsigned long long v, unsigned long long* scratch) {
+  for (int o = 16; o > 0; o /= 2) v = max(v, __shfl_xor_sync(0xffffffffu, v, o));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
+  __syncthreads();
+  for (int w = 0; w < kRouteThreads / 32; ++w) v = max(v, scratch[w]);
+  return v;
+}
+
+// A block per token; p: the token's probabilities in shared memory, taken marks those already chosen.
+__global__ void __launch_bounds__(kRouteThreads)
+    route_kernel(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
+                 bool normalise, float scale) {
+  extern __shared__ float p[];  // [n] probabilities, [n] keys
+  __shared__ unsigned long long scratch[kRouteThreads / 32];
+  const int n = static_cast<int>(logits.cols), k = static_cast<int>(ids.cols);
+  const std::int64_t t = blockIdx.x;
+  float* key = p + n;
+  for (int e = threadIdx.x; e < n; e += kRouteThreads) {
+    p[e] = sigmoid(logits.row(t)[e]);
+    key[e] = p[e] + bias[e];
+  }
+  __syncthreads();
+  std::uint64_t below = ~0ull;  // the choices so far have keys from here up
+  for (int j = 0; j < k; ++j) {
+    unsigned long long best = 0;
+    for (int e = threadIdx.x; e < n; e += kRouteThreads) {
+      const unsigned long long r = rank_key(key[e], e);
+      if (r < below) best = max(best, r);
+    }
+    best = block_max(best, scratch);
+    below = best;
+    if (threadIdx.x == 0) {
+      const auto e = static_cast<int>(0xffffffffu - static_cast<unsigned>(best));
+      ids.row(t)[j] = e;
+      weights.row(t)[j] = p[e];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  float sum = 0;
+  for (int j = 0; j < k; ++j) sum += weights.row(t)[j];
+  const float denom = normalise ? fmaxf(sum, kWeightFloor) : 1.0f, factor = scale != 0.0f ? scale : 1.0f;
+  for (int j = 0; j < k; ++j) weights.row(t)[j] = weights.row(t)[j] / denom * factor;
+}
+
+template <BlockType T>
+__device__ float row_dot(const Weight& w, std::int64_t mat, std::int64_t row, const float* x) {
+  const int lane = threadIdx.x % 32;
+  const std::byte* bytes = w.data + mat * w.mat_bytes + row * w.row_bytes;
+  const std::int64_t whole = w.n_in / 8 * 8;
+  float acc = 0;
+  for (std::int64_t i = lane * 8; i < whole; i += 32 * 8) {
+    float v[8];
+    decode8<T>(bytes, w.first + i, v);
+    for (int j = 0; j < 8; ++j) acc = fmaf(v[j], x[i + j], acc);
+  }
+  if (whole + lane < w.n_in) acc = fmaf(decode1<T>(bytes, w.first + whole + lane), x[whole + lane], acc);
+  return warp_sum(acc);
+}
+
+__device__ __forceinline__ float situ_value(float g, float u, Situ p) {
+  const float gate = p.beta * tanhf(g / p.beta) * sigmoid(g);
+  return gate * (p.lambda > 0 ? p.lambda * tanhf(u / p.lambda) : u);
+}
+
+// hidden[choice][row] = gate . z, or (second pass) situ(hidden, up . z); choice = token * k + place.
+template <BlockType T, bool kSecond>
+__global__ void __launch_bounds__(kWarps * 32)
+    expert_in_kernel(float* hidden, View<const float> z, View<const std::int32_t> ids, Weight w, std::int64_t expert_begin,
+                     Situ situ) {
+  const std::int64_t t = blockIdx.y / ids.cols, e = ids.row(t)[blockIdx.y % ids.cols] - expert_begin;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (e < 0 || e >= w.n_mat || row >= w.n_out) return;
+  const float v = row_dot<T>(w, e, row, z.row(t));
+  if (threadIdx.x % 32 != 0) return;
+  float& h = hidden[blockIdx.y * w.n_out + row];
+  h = kSecond ? situ_value(h, v, situ) : v;
+}
+
+template <BlockType T>
+__global__ void __launch_bounds__(kWarps * 32)
+    expert_out_kernel(View<float> m, const float* hidden, View<const std::int32_t> ids, View<const float> weights, Weight w,
+                      std::int64_t expert_begin) {
+  const std::int64_t t = blockIdx.y, row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (row >= w.n_out) return;
+  float sum = 0;
+  for (std::int64_t j = 0; j < ids.cols; ++j) {
+    const std::int64_t e = ids.row(t)[j] - expert_begin;
+    if (e < 0 || e >= w.n_mat) continue;
+    sum += weights.row(t)[j] * row_dot<T>(w, e, row, hidden + (t * ids.cols + j) * w.n_in);
+  }
+  if (threadIdx.x % 32 == 0) m.row(t)[row] = sum;
+}
+
+__global__ void situ_kernel(View<float> g, View<const float> u, Situ p) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, t = blockIdx.y;
+  if (i < g.cols) g.row(t)[i] = situ_value(g.row(t)[i], u.row(t)[i], p);
+}
+
+unsigned blocks_for(std::int64_t n, std::int64_t per) { return static_cast<unsigned>((n + per - 1) / per); }
+
+template <bool kSecond>
+void launch_in(float* hidden, View<const float> z, View<const std::int32_t> ids, const Weight& w, std::int64_t begin,
+               Situ p, cudaStream_t stream) {
+  const dim3 grid(blocks_for(w.n_out, kWarps), static_cast<unsigned>(ids.rows * ids.cols));
+  with_type(w.type, [&]<BlockType T>() {
+    expert_in_kernel<T, kSecond><<<grid, kWarps * 32, 0, stream>>>(hidden, z, ids, w, begin, p);
+  });
+  check_launch("expert_in_kernel");
+}
+
+}  // namespace
+
+void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias, bool normalise,
+           float scale, cudaStream_t stream) {
+  if (logits.empty()) return;
+  const auto shared = static_cast<std::size_t>(2 * logits.cols) * sizeof(float);
+  if (shared > 48 * 1024) throw std::invalid_argument("route: more than 6144 experts");
+  route_kernel<<<static_cast<unsigned>(logits.rows), kRouteThreads, shared, stream>>>(ids, weights, logits, bias, normalise,
+                                                                                   scale);
+  check_launch("route_kernel");
+}
+
+void experts(View<float> m, View<const float> z, View<const std::int32_t> ids, View<const float> weights,
+             const ExpertWeights& w, Situ p, float* hidden, std::size_t hidden_floats, cudaStream_t stream) {
+  if (m.empty()) return;
+  if (w.gate->empty() || w.down->empty()) {
+    check(cudaMemset2DAsync(m.data, static_cast<std::size_t>(m.stride) * sizeof(float), 0,
+                            static_cast<std::size_t>(m.cols) * sizeof(float), static_cast<std::size_t>(m.rows), stream),
+          "cudaMemset2DAsync");
+    return;
+  }
+  const std::int64_t per_tok = ids.cols * w.gate->n_out;
+  const std::int64_t step = std::min<std::int64_t>(static_cast<std::int64_t>(hidden_floats) / per_tok, 65535 / ids.cols);
+  if (step < 1) throw std::invalid_argument("experts: one token's hidden values do not fit the scratch memory");
+  for (std::int64_t t = 0; t < m.rows; t += step) {
+    const std::int64_t n = std::min(step, m.rows - t);
+    launch_in<false>(hidden, z.slice(t, n), ids.slice(t, n), *w.gate, w.expert_begin, p, stream);
+    launch_in<true>(hidden, z.slice(t, n), ids.slice(t, n), *w.up, w.expert_begin, p, stream);
+    const dim3 grid(blocks_for(w.down->n_out, kWarps), static_cast<unsigned>(n));
+    with_type(w.down->type, [&]<BlockType T>() {
+      expert_out_kernel<T><<<grid, kWarps * 32, 0, stream>>>(m.slice(t, n), hidden, ids.slice(t, n), weights.slice(t, n),
+                                                           *w.down, w.expert_begin);
+    });
+    check_launch("expert_out_kernel");
+  }
+}
+
+void situ(View<float> g, View<const float> u, Situ p, cudaStream_t stream) {
+  if (g.empty()) return;
+  situ_kernel<<<dim3(blocks_for(g.cols, 256), static_cast<unsigned>(g.rows)), 256, 0, stream>>>(g, u, p);
+  check_launch("situ_kernel");
+}
+
+}  // namespace k3::cuda
