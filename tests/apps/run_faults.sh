@@ -6,14 +6,20 @@ log=$scratch/run.h5
 
 state() { h5dump -a state "$log" 2>&1 | sed -n 's/.*(0): "\(.*\)"/\1/p'; }
 
-# Processes of ours that are still there; those that mpirun has just killed get a moment to go.
+# Pids of this script's ranks. By their log's path, for other tests may run the same program at the same time.
+our_ranks() {
+  local process
+  for process in /proc/[0-9]*; do
+    [ "$(readlink "$process/exe" 2>/dev/null)" = "$bin/k3run" ] && grep -qzxF "$log" "$process/cmdline" 2>/dev/null &&
+      echo "${process#/proc/}"
+  done
+}
+
+# Those that are still there at the end; mpirun's victims get a moment to go.
 orphans() {
-  local exe found
+  local found
   for _ in $(seq 30); do
-    found=""
-    for exe in /proc/[0-9]*/exe; do
-      [ "$(readlink "$exe" 2>/dev/null)" = "$bin/k3run" ] && found="$found $exe"
-    done
+    found=$(our_ranks)
     [ -z "$found" ] && return
     sleep 0.1
   done
@@ -26,6 +32,7 @@ start() {
   shift
   [ "$n" -eq 1 ] || launch=("$mpirun" -n "$n")
   rm -f "$log"
+  : >"$scratch/out"  # here: the redirection below happens in the background, and perhaps later than our first look
   "${launch[@]}" "$bin/k3run" --threads 1 --prompt 'Once upon a time' --ignore-eos -n 4000 --log "$log" "$@" \
     >"$scratch/out" 2>"$scratch/err" </dev/null &
   job=$!
@@ -34,12 +41,18 @@ start() {
     sleep 0.1
   done
   [ -s "$scratch/out" ] || fail "no text after 30 s"
-  if [ "$n" -eq 1 ]; then ranks=$job; else ranks=$(pgrep -P "$job" -x k3run); fi
+  ranks=$(our_ranks)
+  [ "$(echo "$ranks" | wc -w)" -eq "$n" ] || fail "not $n ranks"
 }
 
 # ended <name> <exit code or "any failure">: waits for the job.
 ended() {
   local begin=$SECONDS left
+  for _ in $(seq 200); do
+    kill -0 "$job" 2>/dev/null || break
+    sleep 0.1
+  done
+  kill -KILL "$job" 2>/dev/null && fail "$1: had to be killed"
   wait "$job"
   rc=$?
   [ $((SECONDS - begin)) -le 10 ] || fail "$1: took $((SECONDS - begin)) s to end"
