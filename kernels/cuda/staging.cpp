@@ -55,6 +55,9 @@ void Staging::upload(std::byte* device, std::int64_t device_pitch, const HostRow
   if (rows.row_bytes > static_cast<std::int64_t>(kBufferBytes)) {
     throw DeviceError("a weight's row of " + std::to_string(rows.row_bytes) + " bytes exceeds the staging buffer");
   }
+  // The target was just allocated, and is zeroed, on `stream`: the copy must not overtake that.
+  check(cudaEventRecord(arrived_, stream), "cudaEventRecord");
+  check(cudaStreamWaitEvent(copy_stream_, arrived_, 0), "cudaStreamWaitEvent");
   for (std::int64_t r = 0; r < rows.n_row; r += per) {
     const auto b = static_cast<std::size_t>(next_);
     next_ = (next_ + 1) % kBuffers;
