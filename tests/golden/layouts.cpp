@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/mpi_comm.h"
+#include "comm/nccl_comm.h"
 #include "kernels/cuda_devices.h"
 #include "rank/device_stage.h"
 #include "rank/engine.h"
@@ -28,6 +29,7 @@ struct Options {
   bool every_chunk = false;
   int threads = 1;
   bool cuda = false;  // rank r of a node on device r, round and round
+  bool nccl = false;  // data calls over NCCL (a device for each rank), else through the host
   std::size_t rotate = 0;
   std::vector<std::string> models = golden::model_names();
 };
@@ -49,6 +51,10 @@ Options parse(int argc, char** argv) {
     }
     if (key == "--cuda") {
       o.cuda = true;
+      continue;
+    }
+    if (key == "--nccl") {
+      o.nccl = true;
       continue;
     }
     if (++i == argc) throw std::invalid_argument(key + ": needs a value");
@@ -173,7 +179,8 @@ int run(int argc, char** argv) {
     const Options o = parse(argc, argv);
     const auto backend = make_backend(o, world);
     DeviceStage stage(*backend);
-    const auto comm = make_mpi_comm(world, o.cuda ? &stage : nullptr);
+    auto comm = make_mpi_comm(world, o.cuda ? &stage : nullptr);
+    if (o.nccl) comm = make_nccl_comm(std::move(comm));
     if (comm->rank() == 0) std::printf("%s\n", backend->describe().c_str());
     Runner runner(o, *comm, *backend);
     for (std::size_t i = 0; i < o.models.size(); ++i) {
