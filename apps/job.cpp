@@ -14,6 +14,7 @@
 #include <fmt/core.h>
 
 #include "apps/build_info.h"
+#include "comm/nccl_comm.h"
 #include "loader/gguf.h"
 
 namespace k3 {
@@ -30,7 +31,7 @@ struct CpuRecord {
 NamedTexts library_versions() {
   return {{"mpi", mpi_library_version()},
           {"hdf5", K3_HDF5_VERSION},
-          {"nccl", build_info().cuda ? "with the CUDA part" : "not built"}};
+          {"nccl", build_info().cuda ? nccl_library_version() : "not built"}};
 }
 
 }  // namespace
@@ -80,16 +81,6 @@ int threads_per_rank(World& world, Comm& comm) {
     ++n_local;
   }
   return std::max(1, CPU_COUNT(&together) / std::max(1, n_local));
-}
-
-std::unique_ptr<Backend> make_backend(const RunConfig& config, Comm& comm) {
-  if (config.backend == "cpu") return make_cpu_backend(config.threads);
-  Fault fault{2, fmt::format("--backend {}: {}", config.backend,
-                             build_info().cuda ? "not implemented yet"
-                                               : "the CUDA part is not in this build (" +
-                                                     std::string(build_info().cuda_note) + ")")};
-  comm.agree(fault);
-  throw std::logic_error("agree() returned after a fault");
 }
 
 RunFacts run_facts(const std::string& program, const std::string& command_line,

@@ -26,9 +26,6 @@ std::optional<RunConfig> share_config(Comm& comm, const std::optional<RunConfig>
 // bound to cores and ranks free to roam get the same. Collective.
 int threads_per_rank(World& world, Comm& comm);
 
-// Collective. Throws AgreedFault where a rank has no such device.
-std::unique_ptr<Backend> make_backend(const RunConfig& config, Comm& comm);
-
 RunFacts run_facts(const std::string& program, const std::string& command_line,
                    const RunConfig& config, const World& world);
 

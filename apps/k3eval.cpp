@@ -13,6 +13,7 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include "apps/device.h"
 #include "apps/job.h"
 #include "apps/launch_main.h"
 #include "apps/local_main.h"
@@ -396,8 +397,8 @@ std::optional<Fault> close_log(Request& r, const std::optional<Fault>& fault) {
 
 int run_engine(Request& r, World& world, Comm& comm, const RunConfig& config) {
   ProgressPrinter show;
-  const std::unique_ptr<Backend> backend = make_backend(config, comm);
-  Engine engine(config, comm, *backend, [&](const Progress& p) {
+  const RankDevice device = make_rank_device(config, world, comm);
+  Engine engine(config, device.comm(comm), *device.backend, [&](const Progress& p) {
     if (world.rank() == 0) show(p);
     if (stop_asked()) throw Interrupted("stopped on request while loading");
   });

@@ -12,6 +12,7 @@
 #include <fmt/core.h>
 
 #include "apps/build_info.h"
+#include "apps/device.h"
 #include "apps/job.h"
 #include "apps/launch_main.h"
 #include "apps/local_main.h"
@@ -315,12 +316,12 @@ std::optional<Fault> drive(Session& s, Engine& engine) {
 }
 
 int run_job(Session& s, World& world, Comm& comm, const RunConfig& config) {
-  const std::unique_ptr<Backend> backend = make_backend(config, comm);
+  const RankDevice device = make_rank_device(config, world, comm);
   const ProgressFn on_load = [&](const Progress& p) {
     if (world.rank() == 0) s.progress(p);
     if (stop_asked()) throw Interrupted("stopped on request while loading");
   };
-  Engine engine(config, comm, *backend, on_load);
+  Engine engine(config, device.comm(comm), *device.backend, on_load);
   std::optional<Fault> fault;
   if (world.rank() == 0) {
     fault = drive(s, engine);

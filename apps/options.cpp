@@ -339,6 +339,10 @@ void add_world_options(Options& o, RunConfig& c) {
   o.group("Ranks");
   add_layout_options(o, c.layout);
   o.text("--backend", "NAME", c.backend, "Where the arithmetic runs: cpu or cuda.");
+  o.text("--comm", "NAME", c.comm,
+         "What data travel over between CUDA ranks: nccl, or mpi (through the host).");
+  o.flag("--share-gpu", c.share_gpu,
+         "Let several ranks use one device; their data then go through the host.");
   o.number("--threads", "N", c.threads,
            "Threads per rank. 0: cores of the node / ranks on it [default: 0]");
   o.number(

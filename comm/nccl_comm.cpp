@@ -52,12 +52,14 @@ class NcclComm final : public Comm {
     if (size() == 1) return;
     const Call call("sum", point, stats_of(point), count * sizeof(float));
     begin(call);
-    if (count > 0) check(ncclAllReduce(data, data, count, ncclFloat32, ncclSum, comm_, to_cuda(stream)), "ncclAllReduce");
+    if (count > 0)
+      check(ncclAllReduce(data, data, count, ncclFloat32, ncclSum, comm_, to_cuda(stream)),
+            "ncclAllReduce");
     end(call, stream);
   }
 
-  void gather_rows(Point point, const float* mine, float* all, std::size_t n_row, std::span<const std::size_t> widths,
-                   StreamHandle stream) override {
+  void gather_rows(Point point, const float* mine, float* all, std::size_t n_row,
+                   std::span<const std::size_t> widths, StreamHandle stream) override {
     const auto me = static_cast<std::size_t>(rank());
     const std::size_t total = std::accumulate(widths.begin(), widths.end(), std::size_t{0});
     const Call call("gather_rows", point, stats_of(point), n_row * widths[me] * sizeof(float));
@@ -69,8 +71,8 @@ class NcclComm final : public Comm {
     for (std::size_t r = 0; r < widths.size(); ++r) {
       const std::size_t count = n_row * widths[r];
       if (count > 0) {
-        check(ncclBroadcast(r == me ? mine : blocks + at, blocks + at, count, ncclFloat32, static_cast<int>(r), comm_,
-                            to_cuda(stream)),
+        check(ncclBroadcast(r == me ? mine : blocks + at, blocks + at, count, ncclFloat32,
+                            static_cast<int>(r), comm_, to_cuda(stream)),
               "ncclBroadcast");
       }
       at += count;
@@ -80,7 +82,8 @@ class NcclComm final : public Comm {
     end(call, stream);
   }
 
-  void send(Point point, const float* data, std::size_t count, int to, StreamHandle stream) override {
+  void send(Point point, const float* data, std::size_t count, int to,
+            StreamHandle stream) override {
     const Call call("send", point, stats_of(point), count * sizeof(float));
     begin(call);
     check(ncclSend(data, count, ncclFloat32, to, comm_, to_cuda(stream)), "ncclSend");
@@ -98,12 +101,14 @@ class NcclComm final : public Comm {
     begin(call);
     control_->broadcast(point, data, root);
   }
-  std::vector<std::vector<std::byte>> gather_bytes(Point point, std::span<const std::byte> mine, int root) override {
+  std::vector<std::vector<std::byte>> gather_bytes(Point point, std::span<const std::byte> mine,
+                                                   int root) override {
     const Call call("gather_bytes", point, stats_of(point), mine.size());
     begin(call);
     return control_->gather_bytes(point, mine, root);
   }
-  std::vector<std::vector<std::byte>> all_gather_bytes(Point point, std::span<const std::byte> mine) override {
+  std::vector<std::vector<std::byte>> all_gather_bytes(Point point,
+                                                       std::span<const std::byte> mine) override {
     const Call call("all_gather_bytes", point, stats_of(point), mine.size());
     begin(call);
     return control_->all_gather_bytes(point, mine);
@@ -127,7 +132,9 @@ class NcclComm final : public Comm {
  private:
   static cudaStream_t to_cuda(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
 
-  std::string who() const { return "rank " + std::to_string(rank()) + "/" + std::to_string(size()) + ": "; }
+  std::string who() const {
+    return "rank " + std::to_string(rank()) + "/" + std::to_string(size()) + ": ";
+  }
   void check(cudaError_t status, const char* what) const {
     if (status != cudaSuccess) throw CommError(who() + what + ": " + cudaGetErrorString(status));
   }
@@ -138,7 +145,8 @@ class NcclComm final : public Comm {
 
   // Every call first learns whether an earlier one was given up.
   void begin(const Call&) {
-    if (*time_limit_s_ > 0 && control_->time_limit() != *time_limit_s_) control_->set_time_limit(*time_limit_s_);
+    if (*time_limit_s_ > 0 && control_->time_limit() != *time_limit_s_)
+      control_->set_time_limit(*time_limit_s_);
     if (!failed_.load()) return;
     const std::scoped_lock lock(mutex_);
     throw CommError(failure_);
@@ -166,14 +174,16 @@ class NcclComm final : public Comm {
     return scratch_;
   }
 
-  void interleave(const float* blocks, float* all, std::size_t n_row, std::span<const std::size_t> widths,
-                  std::size_t total, cudaStream_t stream) const {
+  void interleave(const float* blocks, float* all, std::size_t n_row,
+                  std::span<const std::size_t> widths, std::size_t total,
+                  cudaStream_t stream) const {
     std::size_t from = 0, column = 0;
     for (const std::size_t w : widths) {
       if (w > 0) {
-        check(cudaMemcpy2DAsync(all + column, total * sizeof(float), blocks + from, w * sizeof(float), w * sizeof(float),
-                                n_row, cudaMemcpyDeviceToDevice, stream),
-              "cudaMemcpy2DAsync");
+        check(
+            cudaMemcpy2DAsync(all + column, total * sizeof(float), blocks + from, w * sizeof(float),
+                              w * sizeof(float), n_row, cudaMemcpyDeviceToDevice, stream),
+            "cudaMemcpy2DAsync");
       }
       from += n_row * w;
       column += w;
@@ -188,7 +198,8 @@ class NcclComm final : public Comm {
       ncclResult_t async = ncclSuccess;
       ncclCommGetAsyncError(comm_, &async);
       if (async != ncclSuccess && async != ncclInProgress) {
-        return give_up("NCCL reports " + std::string(ncclGetErrorString(async)) + " in " + last_name_);
+        return give_up("NCCL reports " + std::string(ncclGetErrorString(async)) + " in " +
+                       last_name_);
       }
       if (!pending_) continue;
       if (cudaEventQuery(last_) != cudaErrorNotReady) {
@@ -197,7 +208,8 @@ class NcclComm final : public Comm {
       }
       const double waited = std::chrono::duration<double>(Call::Clock::now() - last_time_).count();
       if (*time_limit_s_ > 0 && waited > *time_limit_s_) {
-        return give_up("waited " + std::to_string(static_cast<int>(waited)) + " s in " + last_name_);
+        return give_up("waited " + std::to_string(static_cast<int>(waited)) + " s in " +
+                       last_name_);
       }
     }
   }
@@ -235,7 +247,8 @@ std::unique_ptr<Comm> make_nccl_comm(std::unique_ptr<Comm> control) {
 std::string nccl_library_version() {
   int v = 0;
   if (ncclGetVersion(&v) != ncclSuccess) return "NCCL of unknown version";
-  return "NCCL " + std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." + std::to_string(v % 100);
+  return "NCCL " + std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." +
+         std::to_string(v % 100);
 }
 
 }  // namespace k3

@@ -20,7 +20,8 @@ namespace k3 {
 class ModelFile;
 class Plan;
 
-// Where a long operation stands; called on rank 0 only.
+// Where a long operation stands. Loading calls on every rank, which may throw to end the job (all ranks then agree on that);
+// prefill calls on rank 0.
 struct Progress {
   enum class Phase { kLoad, kPrefill };
   Phase phase;

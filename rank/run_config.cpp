@@ -25,6 +25,8 @@ void each_option(Config& c, const Visit& visit) {
   visit("policy", c.layout.policy);
   visit("expert-groups", c.layout.expert_groups);
   visit("backend", c.backend);
+  visit("comm", c.comm);
+  visit("share-gpu", c.share_gpu);
   visit("threads", c.threads);
   visit("time-limit", c.time_limit_s);
   visit("ctx", c.n_ctx);
@@ -78,6 +80,9 @@ void check(const RunConfig& c) {
   }
   if (c.backend != "cpu" && c.backend != "cuda") {
     throw std::invalid_argument(fmt::format("--backend {}: not one of cpu, cuda", c.backend));
+  }
+  if (c.comm != "nccl" && c.comm != "mpi") {
+    throw std::invalid_argument(fmt::format("--comm {}: not one of nccl, mpi", c.comm));
   }
   require_range("threads", c.threads, 0, 1024, "per rank; 0: chosen");
   require_range("time-limit", c.time_limit_s, 0.0, 1e6, "seconds; 0: never");

@@ -14,13 +14,15 @@ namespace k3 {
 namespace cuda {
 namespace {
 
-constexpr std::size_t kHiddenFloats = std::size_t{16} << 20;  // experts: activations between their two halves
+constexpr std::size_t kHiddenFloats = std::size_t{16}
+                                      << 20;  // experts: activations between their two halves
 constexpr int kReaderThreads = 8;
 
 class CudaBuffer final : public DeviceBuffer {
  public:
   CudaBuffer(std::size_t bytes, cudaStream_t stream) : bytes_(bytes) {
-    check(cudaMalloc(reinterpret_cast<void**>(&data_), std::max<std::size_t>(bytes, 1)), "cudaMalloc");
+    check(cudaMalloc(reinterpret_cast<void**>(&data_), std::max<std::size_t>(bytes, 1)),
+          "cudaMalloc");
     check(cudaMemsetAsync(data_, 0, std::max<std::size_t>(bytes, 1), stream), "cudaMemsetAsync");
   }
   ~CudaBuffer() override { cudaFree(data_); }
@@ -59,7 +61,8 @@ struct RowBytes {
 RowBytes row_bytes(const HostBox& box) {
   const BlockTraits& t = traits(box.type);
   const std::int64_t b0 = box.begin[0] / t.elems, b1 = (box.end[0] + t.elems - 1) / t.elems;
-  return {box.dims[0] / t.elems * t.bytes, b0 * t.bytes, (b1 - b0) * t.bytes, box.begin[0] - b0 * t.elems};
+  return {box.dims[0] / t.elems * t.bytes, b0 * t.bytes, (b1 - b0) * t.bytes,
+          box.begin[0] - b0 * t.elems};
 }
 
 // Rows start at even addresses, which is what the block structs ask for; plain floats at their own size.
@@ -74,10 +77,13 @@ class CudaBackend final : public Backend {
     check(cudaSetDevice(index), "cudaSetDevice");
     check(cudaGetDeviceProperties(&prop_, index), "cudaGetDeviceProperties");
     if (!has_code_for_device()) {
-      throw DeviceError(describe() + ": this build has no code for its architecture (K3_CUDA_ARCHS at configure)");
+      throw DeviceError(
+          describe() +
+          ": this build has no code for its architecture (K3_CUDA_ARCHS at configure)");
     }
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    staging_ = std::make_unique<Staging>(std::min<int>(kReaderThreads, static_cast<int>(std::thread::hardware_concurrency())));
+    staging_ = std::make_unique<Staging>(
+        std::min<int>(kReaderThreads, static_cast<int>(std::thread::hardware_concurrency())));
     hidden_ = allocate(kHiddenFloats * sizeof(float));
     partial_ = allocate(mla_scratch_floats() * sizeof(float));
   }
@@ -90,8 +96,8 @@ class CudaBackend final : public Backend {
   }
 
   std::string describe() const override {
-    return "cuda " + std::to_string(index_) + ": " + prop_.name + ", sm_" + std::to_string(prop_.major) +
-           std::to_string(prop_.minor);
+    return "cuda " + std::to_string(index_) + ": " + prop_.name + ", sm_" +
+           std::to_string(prop_.major) + std::to_string(prop_.minor);
   }
   void* stream() const override { return stream_; }
   std::size_t free_bytes() const override {
@@ -112,21 +118,27 @@ class CudaBackend final : public Backend {
     return std::make_unique<CudaBuffer>(bytes, stream_);
   }
   void upload(void* device, const void* host, std::size_t bytes) override {
-    if (bytes > 0) check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
+    if (bytes > 0)
+      check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_),
+            "cudaMemcpyAsync");
   }
   void download(void* host, const void* device, std::size_t bytes) override {
-    if (bytes > 0) check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
+    if (bytes > 0)
+      check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_),
+            "cudaMemcpyAsync");
     synchronize();
   }
   void copy(void* to, const void* from, std::size_t bytes) override {
-    if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "cudaMemcpyAsync");
+    if (bytes > 0)
+      check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "cudaMemcpyAsync");
   }
   void zero(void* device, std::size_t bytes) override {
     if (bytes > 0) check(cudaMemsetAsync(device, 0, bytes, stream_), "cudaMemsetAsync");
   }
   void synchronize() override { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
   std::unique_ptr<Replay> capture(const std::function<void()>& body) override {
-    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
+          "cudaStreamBeginCapture");
     cudaGraph_t graph = nullptr;
     try {
       body();
@@ -153,18 +165,21 @@ class CudaBackend final : public Backend {
     std::byte* to = storage.back()->data();
     w.data = to;
     const std::int64_t stored_mat = r.stored_row * box.dims[1];
-    const std::byte* from = box.base + box.begin[2] * stored_mat + box.begin[1] * r.stored_row + r.begin;
+    const std::byte* from =
+        box.base + box.begin[2] * stored_mat + box.begin[1] * r.stored_row + r.begin;
     if (w.n_out == box.dims[1]) {  // whole matrices: one run of rows
       staging_->upload(to, w.row_bytes, {from, w.n_out * w.n_mat, r.bytes, r.stored_row}, stream_);
       return w;
     }
     for (std::int64_t m = 0; m < w.n_mat; ++m) {
-      staging_->upload(to + m * w.mat_bytes, w.row_bytes, {from + m * stored_mat, w.n_out, r.bytes, r.stored_row}, stream_);
+      staging_->upload(to + m * w.mat_bytes, w.row_bytes,
+                       {from + m * stored_mat, w.n_out, r.bytes, r.stored_row}, stream_);
     }
     return w;
   }
   std::size_t loaded_bytes(const HostBox& box) const override {
-    return static_cast<std::size_t>(pitch(box) * (box.end[1] - box.begin[1]) * (box.end[2] - box.begin[2]));
+    return static_cast<std::size_t>(pitch(box) * (box.end[1] - box.begin[1]) *
+                                    (box.end[2] - box.begin[2]));
   }
 
   void matmul(std::span<const MatmulJob> jobs) override { cuda::matmul(jobs, stream_); }
@@ -172,19 +187,24 @@ class CudaBackend final : public Backend {
                    const Weight& w) override {
     cuda::head_matmul(y, y_head, x, x_head, w, stream_);
   }
-  void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin) override {
+  void embed(View<float> y, const BatchView& batch, const Weight& table,
+             std::int64_t vocab_begin) override {
     cuda::embed(y, batch, table, vocab_begin, stream_);
   }
-  void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank, std::int64_t bank_stride,
-                const float* score_w, const float* norm_w, float eps, float* probs) override {
+  void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank,
+                std::int64_t bank_stride, const float* score_w, const float* norm_w, float eps,
+                float* probs) override {
     cuda::mix_norm(y, x, bank, n_bank, bank_stride, score_w, norm_w, eps, probs, stream_);
   }
   void rms_norm(View<float> y, View<const float> x, const float* w, float eps) override {
     cuda::rms_norm(y, x, w, eps, stream_);
   }
-  void residual(View<float> x, View<const float> a, bool restart) override { cuda::residual(x, a, restart, stream_); }
+  void residual(View<float> x, View<const float> a, bool restart) override {
+    cuda::residual(x, a, restart, stream_);
+  }
   void copy_rows(View<float> y, View<const float> x) override { cuda::copy_rows(y, x, stream_); }
-  void unpack_bands(View<float> a, View<float> b, View<const float> all, std::span<const std::int64_t> a_widths,
+  void unpack_bands(View<float> a, View<float> b, View<const float> all,
+                    std::span<const std::int64_t> a_widths,
                     std::span<const std::int64_t> b_widths) override {
     cuda::unpack_bands(a, b, all, a_widths, b_widths, stream_);
   }
@@ -199,12 +219,13 @@ class CudaBackend final : public Backend {
   void l2_norm_heads(View<float> y, std::int64_t head_dim, float eps) override {
     cuda::l2_norm_heads(y, head_dim, eps, stream_);
   }
-  void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a, std::int64_t head_dim,
-                 bool safe_gate, float lower_bound) override {
+  void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a,
+                 std::int64_t head_dim, bool safe_gate, float lower_bound) override {
     cuda::kda_gates(g, beta, dt, a, head_dim, safe_gate, lower_bound, stream_);
   }
-  void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v, View<const float> g,
-                View<const float> beta, const KdaState& state, const BatchView& batch) override {
+  void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v,
+                View<const float> g, View<const float> beta, const KdaState& state,
+                const BatchView& batch) override {
     cuda::kda_scan(o, q, k, v, g, beta, state, batch, stream_);
   }
   void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim,
@@ -216,32 +237,38 @@ class CudaBackend final : public Backend {
                   const BatchView& batch) override {
     cuda::mla_append(c, w, eps, cache, batch, stream_);
   }
-  void mla_absorb(View<float> q_abs, View<const float> q, const Weight& k_b, std::int64_t rope) override {
+  void mla_absorb(View<float> q_abs, View<const float> q, const Weight& k_b,
+                  std::int64_t rope) override {
     cuda::head_matmul(q_abs, k_b.n_out + rope, q, k_b.n_in + rope, k_b, stream_);
     cuda::mla_rope_part(q_abs, q, k_b.n_mat, k_b.n_in, k_b.n_out, rope, stream_);
   }
-  void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale, const MlaCache& cache,
-                  const BatchView& batch) override {
-    cuda::mla_attend(ctx, q, n_head, scale, cache, batch, reinterpret_cast<float*>(partial_->data()), stream_);
+  void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
+                  const MlaCache& cache, const BatchView& batch) override {
+    cuda::mla_attend(ctx, q, n_head, scale, cache, batch,
+                     reinterpret_cast<float*>(partial_->data()), stream_);
   }
-  void sigmoid_gate(View<float> y, View<const float> gate) override { cuda::sigmoid_gate(y, gate, stream_); }
+  void sigmoid_gate(View<float> y, View<const float> gate) override {
+    cuda::sigmoid_gate(y, gate, stream_);
+  }
 
-  void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias, bool normalise,
-             float scale) override {
+  void route(View<std::int32_t> ids, View<float> weights, View<const float> logits,
+             const float* bias, bool normalise, float scale) override {
     cuda::route(ids, weights, logits, bias, normalise, scale, stream_);
   }
-  void experts(View<float> m, View<const float> z, View<const std::int32_t> ids, View<const float> weights,
-               const ExpertWeights& w, Situ p) override {
-    cuda::experts(m, z, ids, weights, w, p, reinterpret_cast<float*>(hidden_->data()), kHiddenFloats, stream_);
+  void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
+               View<const float> weights, const ExpertWeights& w, Situ p) override {
+    cuda::experts(m, z, ids, weights, w, p, reinterpret_cast<float*>(hidden_->data()),
+                  kHiddenFloats, stream_);
   }
   void situ(View<float> g, View<const float> u, Situ p) override { cuda::situ(g, u, p, stream_); }
 
-  void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history, std::int64_t n_hist,
-                float repetition, float presence) override {
+  void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history,
+                std::int64_t n_hist, float repetition, float presence) override {
     cuda::penalise(logits, vocab_begin, history, n_hist, repetition, presence, stream_);
   }
   // The band's row is searched on the host: the exact path's definition, at the cost of one copy.
-  CandidateResult candidates(View<const float> row, std::int64_t vocab_begin, const CandidateQuery& query) override {
+  CandidateResult candidates(View<const float> row, std::int64_t vocab_begin,
+                             const CandidateQuery& query) override {
     std::vector<float> host(static_cast<std::size_t>(row.cols));
     download(host.data(), row.data, host.size() * sizeof(float));
     return search_candidates(host.data(), row.cols, vocab_begin, query);
@@ -258,6 +285,8 @@ class CudaBackend final : public Backend {
 }  // namespace
 }  // namespace cuda
 
-std::unique_ptr<Backend> make_cuda_backend(int index) { return std::make_unique<cuda::CudaBackend>(index); }
+std::unique_ptr<Backend> make_cuda_backend(int index) {
+  return std::make_unique<cuda::CudaBackend>(index);
+}
 
 }  // namespace k3

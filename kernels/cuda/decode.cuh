@@ -67,7 +67,8 @@ __device__ __forceinline__ std::uint32_t nibble(const std::uint8_t* q, int o, in
 
 __device__ __forceinline__ void octet(const BlockQ4_0& b, int o, float* y) {
   const float d = half_value(b.d);
-  for (int j = 0; j < 8; ++j) y[j] = mul(static_cast<float>(static_cast<int>(nibble(b.q, o, j)) - 8), d);
+  for (int j = 0; j < 8; ++j)
+    y[j] = mul(static_cast<float>(static_cast<int>(nibble(b.q, o, j)) - 8), d);
 }
 __device__ __forceinline__ void octet(const BlockQ4_1& b, int o, float* y) {
   const float d = half_value(b.d), m = half_value(b.m);
@@ -188,7 +189,8 @@ __device__ __forceinline__ void octet(const BlockIQ1_M& b, int o, float* y) {
       (b.s[0] >> 12) | (b.s[1] >> 12) << 4 | (b.s[2] >> 12) << 8 | (b.s[3] >> 12) << 12;
   const std::uint32_t h = b.h[o / 2] >> (4 * (o % 2)) & 15u;
   const int k = b.s[o / 8] >> (3 * (o / 2 % 4)) & 7;
-  const float scale = mul(half_value(static_cast<std::uint16_t>(bits)), static_cast<float>(2 * k + 1));
+  const float scale =
+      mul(half_value(static_cast<std::uint16_t>(bits)), static_cast<float>(2 * k + 1));
   const float delta = h & 8u ? -0.125f : 0.125f;
   const std::uint32_t grid = d_iq1s.v[b.q[o] | (h & 7u) << 8];
   for (int j = 0; j < 8; ++j) y[j] = mul(scale, iq1_value(grid, j) + delta);
@@ -202,7 +204,8 @@ __device__ __forceinline__ void octet(const BlockIQ2_XXS& b, int o, float* y) {
 }
 // Scale of octet o where a 4-bit number serves two octets.
 __device__ __forceinline__ float octet_scale(std::uint16_t d, const std::uint8_t (&s)[8], int o) {
-  return mul(mul(half_value(d), 0.5f + static_cast<float>(s[o / 4] >> (4 * (o / 2 % 2)) & 15)), 0.25f);
+  return mul(mul(half_value(d), 0.5f + static_cast<float>(s[o / 4] >> (4 * (o / 2 % 2)) & 15)),
+             0.25f);
 }
 __device__ __forceinline__ void octet(const BlockIQ2_XS& b, int o, float* y) {
   const float scale = octet_scale(b.d, b.s, o);
@@ -272,11 +275,11 @@ __device__ __forceinline__ void octet(const BlockTQ2_0& b, int o, float* y) {
 
 template <BlockType T>
 struct BlockOf;  // the block struct, and how many elements it has
-#define K3_BLOCK(NAME, ELEMS)                  \
-  template <>                                  \
-  struct BlockOf<BlockType::k##NAME> {         \
-    using type = Block##NAME;                  \
-    static constexpr int kElems = ELEMS;       \
+#define K3_BLOCK(NAME, ELEMS)            \
+  template <>                            \
+  struct BlockOf<BlockType::k##NAME> {   \
+    using type = Block##NAME;            \
+    static constexpr int kElems = ELEMS; \
   };
 K3_BLOCK(Q4_0, 32)
 K3_BLOCK(Q4_1, 32)
@@ -329,7 +332,8 @@ __device__ __forceinline__ float decode1(const std::byte* row, std::int64_t e) {
   } else if constexpr (T == BlockType::kF16) {
     return half_value(reinterpret_cast<const std::uint16_t*>(row)[e]);
   } else if constexpr (T == BlockType::kBF16) {
-    return __uint_as_float(static_cast<std::uint32_t>(reinterpret_cast<const std::uint16_t*>(row)[e]) << 16);
+    return __uint_as_float(
+        static_cast<std::uint32_t>(reinterpret_cast<const std::uint16_t*>(row)[e]) << 16);
   } else {
     float y[8];
     decode8<T>(row, e / 8 * 8, y);
@@ -341,8 +345,9 @@ __device__ __forceinline__ float decode1(const std::byte* row, std::int64_t e) {
 template <class F>
 void with_type(BlockType type, const F& f) {
   switch (type) {
-#define K3_TYPE(NAME) \
-  case BlockType::k##NAME: return f.template operator()<BlockType::k##NAME>();
+#define K3_TYPE(NAME)      \
+  case BlockType::k##NAME: \
+    return f.template operator()<BlockType::k##NAME>();
     K3_TYPE(F32)
     K3_TYPE(F16)
     K3_TYPE(BF16)

@@ -11,7 +11,8 @@ namespace {
 
 void check(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
-  throw DeviceError(std::string(call) + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status));
+  throw DeviceError(std::string(call) + ": " + cudaGetErrorName(status) + ": " +
+                    cudaGetErrorString(status));
 }
 
 }  // namespace

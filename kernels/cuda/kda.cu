@@ -8,12 +8,15 @@
 namespace k3::cuda {
 namespace {
 
-unsigned blocks_for(std::int64_t n, std::int64_t per) { return static_cast<unsigned>((n + per - 1) / per); }
+unsigned blocks_for(std::int64_t n, std::int64_t per) {
+  return static_cast<unsigned>((n + per - 1) / per);
+}
 
 // A thread per channel and segment; it walks the segment's tokens with the taps' inputs in registers.
 constexpr int kMaxTaps = 8;
 
-__global__ void conv_kernel(View<float> qkv, View<const float> u, const float* conv, KdaState state, BatchView batch) {
+__global__ void conv_kernel(View<float> qkv, View<const float> u, const float* conv, KdaState state,
+                            BatchView batch) {
   const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (c >= u.cols) return;
   const std::int64_t t0 = batch.seg_begin[blockIdx.y], t1 = batch.seg_begin[blockIdx.y + 1];
@@ -36,7 +39,8 @@ __global__ void conv_kernel(View<float> qkv, View<const float> u, const float* c
 
 // A warp per head of one token.
 __global__ void l2_kernel(View<float> y, int head_dim, float eps) {
-  const std::int64_t head = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+  const std::int64_t head =
+      static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
   if (head >= y.cols / head_dim) return;
   float* h = y.row(blockIdx.y) + head * head_dim;
   float square = 0;
@@ -45,12 +49,14 @@ __global__ void l2_kernel(View<float> y, int head_dim, float eps) {
   for (int i = threadIdx.x % 32; i < head_dim; i += 32) h[i] *= scale;
 }
 
-__global__ void gates_kernel(View<float> g, View<float> beta, const float* dt, const float* a, int head_dim,
-                             bool safe_gate, float lower_bound) {
-  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, t = blockIdx.y;
+__global__ void gates_kernel(View<float> g, View<float> beta, const float* dt, const float* a,
+                             int head_dim, bool safe_gate, float lower_bound) {
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x,
+                     t = blockIdx.y;
   if (c < g.cols) {
     const float f = g.row(t)[c] + dt[c], ah = a[c / head_dim];
-    g.row(t)[c] = safe_gate ? lower_bound * sigmoid(-ah * f) : ah * (f > 20.0f ? f : log1pf(expf(f)));
+    g.row(t)[c] =
+        safe_gate ? lower_bound * sigmoid(-ah * f) : ah * (f > 20.0f ? f : log1pf(expf(f)));
   }
   if (c < beta.cols) beta.row(t)[c] = sigmoid(beta.row(t)[c]);
 }
@@ -62,8 +68,8 @@ constexpr int kCols = 32;
 
 template <int N>
 __global__ void __launch_bounds__(kParts* kCols)
-    scan_kernel(View<float> o, View<const float> q, View<const float> k, View<const float> v, View<const float> g,
-                View<const float> beta, KdaState state, BatchView batch) {
+    scan_kernel(View<float> o, View<const float> q, View<const float> k, View<const float> v,
+                View<const float> g, View<const float> beta, KdaState state, BatchView batch) {
   constexpr int kRows = N / kParts;
   __shared__ float sq[N], sk[N], sd[N];
   const std::int64_t t0 = batch.seg_begin[blockIdx.z], t1 = batch.seg_begin[blockIdx.z + 1];
@@ -75,7 +81,8 @@ __global__ void __launch_bounds__(kParts* kCols)
   const bool fresh = batch.pos[t0] == 0;
   float s[kRows];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) s[r] = fresh || !alive ? 0.0f : stored[(r * kParts + part) * N + col];
+  for (int r = 0; r < kRows; ++r)
+    s[r] = fresh || !alive ? 0.0f : stored[(r * kParts + part) * N + col];
   const float scale = 1.0f / sqrtf(static_cast<float>(N));
   for (std::int64_t t = t0; t < t1; ++t) {
     __syncthreads();
@@ -108,8 +115,9 @@ __global__ void __launch_bounds__(kParts* kCols)
 }
 
 // Any head size: a thread per value column, the state in device memory.
-__global__ void scan_any_kernel(View<float> o, View<const float> q, View<const float> k, View<const float> v,
-                                View<const float> g, View<const float> beta, KdaState state, BatchView batch) {
+__global__ void scan_any_kernel(View<float> o, View<const float> q, View<const float> k,
+                                View<const float> v, View<const float> g, View<const float> beta,
+                                KdaState state, BatchView batch) {
   const int n = static_cast<int>(state.head_dim);
   const std::int64_t t0 = batch.seg_begin[blockIdx.z], t1 = batch.seg_begin[blockIdx.z + 1];
   const int col = blockIdx.x * blockDim.x + threadIdx.x;
@@ -135,12 +143,15 @@ __global__ void scan_any_kernel(View<float> o, View<const float> q, View<const f
   }
 }
 
-__global__ void output_gate_kernel(View<float> o, View<const float> gate, const float* w, int head_dim, float eps) {
-  const std::int64_t head = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+__global__ void output_gate_kernel(View<float> o, View<const float> gate, const float* w,
+                                   int head_dim, float eps) {
+  const std::int64_t head =
+      static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
   if (head >= o.cols / head_dim) return;
   const std::int64_t t = blockIdx.y, c = head * head_dim;
   float square = 0;
-  for (int i = threadIdx.x % 32; i < head_dim; i += 32) square = fmaf(o.row(t)[c + i], o.row(t)[c + i], square);
+  for (int i = threadIdx.x % 32; i < head_dim; i += 32)
+    square = fmaf(o.row(t)[c + i], o.row(t)[c + i], square);
   const float scale = 1.0f / sqrtf(warp_sum(square) / static_cast<float>(head_dim) + eps);
   for (int i = threadIdx.x % 32; i < head_dim; i += 32) {
     o.row(t)[c + i] = o.row(t)[c + i] * scale * w[i] * sigmoid(gate.row(t)[c + i]);
@@ -149,57 +160,68 @@ __global__ void output_gate_kernel(View<float> o, View<const float> gate, const 
 
 }  // namespace
 
-void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state, const BatchView& batch,
-              cudaStream_t stream) {
+void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state,
+              const BatchView& batch, cudaStream_t stream) {
   if (u.empty()) return;
   if (state.conv_kernel > kMaxTaps) {
-    throw std::invalid_argument("kda_conv: " + std::to_string(state.conv_kernel) + " taps, at most 8 are supported");
+    throw std::invalid_argument("kda_conv: " + std::to_string(state.conv_kernel) +
+                                " taps, at most 8 are supported");
   }
-  conv_kernel<<<dim3(blocks_for(u.cols, 128), static_cast<unsigned>(batch.n_seg)), 128, 0, stream>>>(qkv, u, conv, state,
-                                                                                                  batch);
+  conv_kernel<<<dim3(blocks_for(u.cols, 128), static_cast<unsigned>(batch.n_seg)), 128, 0,
+                stream>>>(qkv, u, conv, state, batch);
   check_launch("conv_kernel");
 }
 
 void l2_norm_heads(View<float> y, std::int64_t head_dim, float eps, cudaStream_t stream) {
   if (y.empty()) return;
-  l2_kernel<<<dim3(blocks_for(y.cols / head_dim, 4), static_cast<unsigned>(y.rows)), 128, 0, stream>>>(
-      y, static_cast<int>(head_dim), eps);
+  l2_kernel<<<dim3(blocks_for(y.cols / head_dim, 4), static_cast<unsigned>(y.rows)), 128, 0,
+              stream>>>(y, static_cast<int>(head_dim), eps);
   check_launch("l2_kernel");
 }
 
-void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a, std::int64_t head_dim, bool safe_gate,
-               float lower_bound, cudaStream_t stream) {
+void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a,
+               std::int64_t head_dim, bool safe_gate, float lower_bound, cudaStream_t stream) {
   if (g.empty()) return;
   gates_kernel<<<dim3(blocks_for(g.cols, 256), static_cast<unsigned>(g.rows)), 256, 0, stream>>>(
       g, beta, dt, a, static_cast<int>(head_dim), safe_gate, lower_bound);
   check_launch("gates_kernel");
 }
 
-void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v, View<const float> g,
-              View<const float> beta, const KdaState& state, const BatchView& batch, cudaStream_t stream) {
+void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v,
+              View<const float> g, View<const float> beta, const KdaState& state,
+              const BatchView& batch, cudaStream_t stream) {
   if (o.empty()) return;
-  const auto heads = static_cast<unsigned>(state.n_head), segments = static_cast<unsigned>(batch.n_seg);
+  const auto heads = static_cast<unsigned>(state.n_head),
+             segments = static_cast<unsigned>(batch.n_seg);
   auto launch = [&]<int N>() {
-    scan_kernel<N><<<dim3((N + kCols - 1) / kCols, heads, segments), kParts * kCols, 0, stream>>>(o, q, k, v, g, beta,
-                                                                                               state, batch);
+    scan_kernel<N><<<dim3((N + kCols - 1) / kCols, heads, segments), kParts * kCols, 0, stream>>>(
+        o, q, k, v, g, beta, state, batch);
   };
   switch (state.head_dim) {
-    case 16: launch.template operator()<16>(); break;
-    case 32: launch.template operator()<32>(); break;
-    case 64: launch.template operator()<64>(); break;
-    case 128: launch.template operator()<128>(); break;
+    case 16:
+      launch.template operator()<16>();
+      break;
+    case 32:
+      launch.template operator()<32>();
+      break;
+    case 64:
+      launch.template operator()<64>();
+      break;
+    case 128:
+      launch.template operator()<128>();
+      break;
     default:
-      scan_any_kernel<<<dim3(blocks_for(state.head_dim, 64), heads, segments), 64, 0, stream>>>(o, q, k, v, g, beta,
-                                                                                              state, batch);
+      scan_any_kernel<<<dim3(blocks_for(state.head_dim, 64), heads, segments), 64, 0, stream>>>(
+          o, q, k, v, g, beta, state, batch);
   }
   check_launch("scan_kernel");
 }
 
-void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim, float eps,
-                     cudaStream_t stream) {
+void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim,
+                     float eps, cudaStream_t stream) {
   if (o.empty()) return;
-  output_gate_kernel<<<dim3(blocks_for(o.cols / head_dim, 4), static_cast<unsigned>(o.rows)), 128, 0, stream>>>(
-      o, gate, w, static_cast<int>(head_dim), eps);
+  output_gate_kernel<<<dim3(blocks_for(o.cols / head_dim, 4), static_cast<unsigned>(o.rows)), 128,
+                       0, stream>>>(o, gate, w, static_cast<int>(head_dim), eps);
   check_launch("output_gate_kernel");
 }
 

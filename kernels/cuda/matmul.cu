@@ -11,9 +11,9 @@
 namespace k3::cuda {
 namespace {
 
-constexpr int kWarps = 8;      // rows per block
-constexpr int kTokTile = 8;    // tokens that share a decoded octet
-constexpr int kMaxJobs = 8;    // jobs of one launch
+constexpr int kWarps = 8;    // rows per block
+constexpr int kTokTile = 8;  // tokens that share a decoded octet
+constexpr int kMaxJobs = 8;  // jobs of one launch
 
 struct Job {
   float* y;
@@ -67,23 +67,27 @@ __global__ void __launch_bounds__(kWarps * 32) matmul_kernel(Jobs jobs, std::int
   const std::int64_t row = (blockIdx.x - job.first_block) * kWarps + threadIdx.x / 32;
   if (row >= job.n_out) return;
   const std::int64_t t0 = static_cast<std::int64_t>(blockIdx.y) * kTokTile;
-  row_times_tokens<T>(job, row, t0, static_cast<int>(min(static_cast<std::int64_t>(kTokTile), n_tok - t0)));
+  row_times_tokens<T>(job, row, t0,
+                      static_cast<int>(min(static_cast<std::int64_t>(kTokTile), n_tok - t0)));
 }
 
 template <BlockType T>
 __global__ void __launch_bounds__(kWarps * 32)
-    head_matmul_kernel(Job job, std::int64_t n_tok, std::int64_t y_head, std::int64_t x_head, std::int64_t mat_bytes) {
+    head_matmul_kernel(Job job, std::int64_t n_tok, std::int64_t y_head, std::int64_t x_head,
+                       std::int64_t mat_bytes) {
   job.w += blockIdx.z * mat_bytes;
   job.x += blockIdx.z * x_head;
   job.y += blockIdx.z * y_head;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= job.n_out) return;
   const std::int64_t t0 = static_cast<std::int64_t>(blockIdx.y) * kTokTile;
-  row_times_tokens<T>(job, row, t0, static_cast<int>(min(static_cast<std::int64_t>(kTokTile), n_tok - t0)));
+  row_times_tokens<T>(job, row, t0,
+                      static_cast<int>(min(static_cast<std::int64_t>(kTokTile), n_tok - t0)));
 }
 
 template <BlockType T>
-__global__ void embed_kernel(View<float> y, const std::int32_t* ids, Weight table, std::int64_t vocab_begin) {
+__global__ void embed_kernel(View<float> y, const std::int32_t* ids, Weight table,
+                             std::int64_t vocab_begin) {
   const std::int64_t t = blockIdx.x, row = ids[t] - vocab_begin;
   const bool here = row >= 0 && row < table.n_out;
   const std::byte* w = table.data + (here ? row : 0) * table.row_bytes;
@@ -96,14 +100,17 @@ template <BlockType T>
 __global__ void decode_kernel(float* out, Weight w) {
   const std::int64_t row = blockIdx.x % w.n_out, mat = blockIdx.x / w.n_out;
   const std::byte* bytes = w.data + mat * w.mat_bytes + row * w.row_bytes;
-  for (std::int64_t i = threadIdx.x; i < w.n_in; i += blockDim.x) out[blockIdx.x * w.n_in + i] = decode1<T>(bytes, w.first + i);
+  for (std::int64_t i = threadIdx.x; i < w.n_in; i += blockDim.x)
+    out[blockIdx.x * w.n_in + i] = decode1<T>(bytes, w.first + i);
 }
 
 Job make_job(View<float> y, View<const float> x, const Weight& w) {
   return {y.data, x.data, w.data, y.stride, x.stride, w.row_bytes, w.n_in, w.n_out, w.first, 0};
 }
 
-unsigned blocks_for(std::int64_t n, std::int64_t per) { return static_cast<unsigned>((n + per - 1) / per); }
+unsigned blocks_for(std::int64_t n, std::int64_t per) {
+  return static_cast<unsigned>((n + per - 1) / per);
+}
 
 void launch(BlockType type, Jobs& jobs, std::int64_t n_tok, cudaStream_t stream) {
   std::int64_t blocks = 0;
@@ -112,7 +119,9 @@ void launch(BlockType type, Jobs& jobs, std::int64_t n_tok, cudaStream_t stream)
     blocks += blocks_for(jobs.job[i].n_out, kWarps);
   }
   const dim3 grid(static_cast<unsigned>(blocks), blocks_for(n_tok, kTokTile));
-  with_type(type, [&]<BlockType T>() { matmul_kernel<T><<<grid, kWarps * 32, 0, stream>>>(jobs, n_tok); });
+  with_type(type, [&]<BlockType T>() {
+    matmul_kernel<T><<<grid, kWarps * 32, 0, stream>>>(jobs, n_tok);
+  });
   check_launch("matmul_kernel");
 }
 
@@ -138,14 +147,17 @@ void matmul(std::span<const MatmulJob> jobs, cudaStream_t stream) {
     if (jobs[i].w->n_in == 0) {  // an empty band contributes nothing to the sum
       const View<float> y = jobs[i].y;
       check(cudaMemset2DAsync(y.data, static_cast<std::size_t>(y.stride) * sizeof(float), 0,
-                              static_cast<std::size_t>(y.cols) * sizeof(float), static_cast<std::size_t>(y.rows), stream),
+                              static_cast<std::size_t>(y.cols) * sizeof(float),
+                              static_cast<std::size_t>(y.rows), stream),
             "cudaMemset2DAsync");
       continue;
     }
     Jobs group{};
     for (std::size_t k = i; k < jobs.size() && group.n < kMaxJobs; ++k) {
       const MatmulJob& j = jobs[k];
-      if (done[k] || j.y.empty() || j.w->n_in == 0 || j.w->type != jobs[i].w->type || j.x.rows != jobs[i].x.rows) continue;
+      if (done[k] || j.y.empty() || j.w->n_in == 0 || j.w->type != jobs[i].w->type ||
+          j.x.rows != jobs[i].x.rows)
+        continue;
       check_shapes(j);
       group.job[group.n++] = make_job(j.y, j.x, *j.w);
       done[k] = true;
@@ -154,21 +166,25 @@ void matmul(std::span<const MatmulJob> jobs, cudaStream_t stream) {
   }
 }
 
-void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head, const Weight& w,
-                 cudaStream_t stream) {
+void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head,
+                 const Weight& w, cudaStream_t stream) {
   if (w.empty() || y.rows == 0) return;
-  const dim3 grid(blocks_for(w.n_out, kWarps), blocks_for(y.rows, kTokTile), static_cast<unsigned>(w.n_mat));
+  const dim3 grid(blocks_for(w.n_out, kWarps), blocks_for(y.rows, kTokTile),
+                  static_cast<unsigned>(w.n_mat));
   const Job job = make_job(y, x, w);
   with_type(w.type, [&]<BlockType T>() {
-    head_matmul_kernel<T><<<grid, kWarps * 32, 0, stream>>>(job, y.rows, y_head, x_head, w.mat_bytes);
+    head_matmul_kernel<T>
+        <<<grid, kWarps * 32, 0, stream>>>(job, y.rows, y_head, x_head, w.mat_bytes);
   });
   check_launch("head_matmul_kernel");
 }
 
-void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin, cudaStream_t stream) {
+void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin,
+           cudaStream_t stream) {
   if (batch.n_tok == 0) return;
   with_type(table.type, [&]<BlockType T>() {
-    embed_kernel<T><<<static_cast<unsigned>(batch.n_tok), 256, 0, stream>>>(y, batch.ids, table, vocab_begin);
+    embed_kernel<T>
+        <<<static_cast<unsigned>(batch.n_tok), 256, 0, stream>>>(y, batch.ids, table, vocab_begin);
   });
   check_launch("embed_kernel");
 }

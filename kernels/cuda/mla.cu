@@ -28,11 +28,13 @@ __device__ __forceinline__ void store(__half* p, float v) { *p = __float2half_rn
 __device__ __forceinline__ void store(__nv_bfloat16* p, float v) { *p = __float2bfloat16_rn(v); }
 
 template <class T>
-__global__ void append_kernel(View<const float> c, const float* w, float eps, MlaCache cache, BatchView batch) {
+__global__ void append_kernel(View<const float> c, const float* w, float eps, MlaCache cache,
+                              BatchView batch) {
   __shared__ float scratch[33];
   const std::int64_t t = blockIdx.x, width = cache.kv_latent + cache.rope;
   float square = 0;
-  for (std::int64_t i = threadIdx.x; i < cache.kv_latent; i += blockDim.x) square = fmaf(c.row(t)[i], c.row(t)[i], square);
+  for (std::int64_t i = threadIdx.x; i < cache.kv_latent; i += blockDim.x)
+    square = fmaf(c.row(t)[i], c.row(t)[i], square);
   square = block_sum(square, scratch);
   const float scale = 1.0f / sqrtf(square / static_cast<float>(cache.kv_latent) + eps);
   T* row = reinterpret_cast<T*>(cache.rows) + (batch.slot[t] * cache.n_ctx + batch.pos[t]) * width;
@@ -41,7 +43,8 @@ __global__ void append_kernel(View<const float> c, const float* w, float eps, Ml
   }
 }
 
-__global__ void rope_part_kernel(View<float> q_abs, View<const float> q, int nope, int latent, int rope) {
+__global__ void rope_part_kernel(View<float> q_abs, View<const float> q, int nope, int latent,
+                                 int rope) {
   const std::int64_t h = blockIdx.x, t = blockIdx.y;
   for (int i = threadIdx.x; i < rope; i += blockDim.x) {
     q_abs.row(t)[h * (latent + rope) + latent + i] = q.row(t)[h * (nope + rope) + nope + i];
@@ -52,11 +55,12 @@ __global__ void rope_part_kernel(View<float> q_abs, View<const float> q, int nop
 // kPer: 32 * kPer >= width of a row.
 template <class T, int kPer>
 __global__ void __launch_bounds__(kWarps * 32)
-    attend_kernel(View<float> ctx, View<const float> q, float scale, MlaCache cache, BatchView batch, int n_split,
-                  float* partial) {
+    attend_kernel(View<float> ctx, View<const float> q, float scale, MlaCache cache,
+                  BatchView batch, int n_split, float* partial) {
   extern __shared__ float shared[];  // [kWarps][latent + 2]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int latent = static_cast<int>(cache.kv_latent), width = latent + static_cast<int>(cache.rope);
+  const int latent = static_cast<int>(cache.kv_latent),
+            width = latent + static_cast<int>(cache.rope);
   const std::int64_t t = blockIdx.z, h = blockIdx.y, n_head = gridDim.y, split = blockIdx.x;
   const std::int64_t n_row = batch.pos[t] + 1, per = (n_row + n_split - 1) / n_split;
   const std::int64_t begin = split * per, end = min(begin + per, n_row);
@@ -137,35 +141,42 @@ __global__ void join_kernel(View<float> ctx, const float* partial, int n_split, 
 }
 
 __global__ void sigmoid_gate_kernel(View<float> y, View<const float> gate) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, t = blockIdx.y;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x,
+                     t = blockIdx.y;
   if (i < y.cols) y.row(t)[i] *= sigmoid(gate.row(t)[i]);
 }
 
 template <class F>
 void with_cache_type(CacheType type, const F& f) {
   switch (type) {
-    case CacheType::kF32: return f.template operator()<float>();
-    case CacheType::kF16: return f.template operator()<__half>();
-    case CacheType::kBF16: return f.template operator()<__nv_bfloat16>();
+    case CacheType::kF32:
+      return f.template operator()<float>();
+    case CacheType::kF16:
+      return f.template operator()<__half>();
+    case CacheType::kBF16:
+      return f.template operator()<__nv_bfloat16>();
   }
 }
 
 // Splits are fixed by the context, not by the position: a captured step keeps its grid.
 int split_count(std::int64_t n_ctx, std::int64_t n_tok, std::int64_t n_head, std::int64_t latent) {
   if (n_tok > kMaxSplitTok) return 1;
-  const std::int64_t fit = static_cast<std::int64_t>(kScratchFloats) / (n_tok * n_head * (latent + 2));
-  return static_cast<int>(std::clamp<std::int64_t>((n_ctx + kRowsPerSplit - 1) / kRowsPerSplit, 1, std::min(kMaxSplits, fit)));
+  const std::int64_t fit =
+      static_cast<std::int64_t>(kScratchFloats) / (n_tok * n_head * (latent + 2));
+  return static_cast<int>(std::clamp<std::int64_t>((n_ctx + kRowsPerSplit - 1) / kRowsPerSplit, 1,
+                                                   std::min(kMaxSplits, fit)));
 }
 
 }  // namespace
 
 std::size_t mla_scratch_floats() { return kScratchFloats; }
 
-void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache, const BatchView& batch,
-                cudaStream_t stream) {
+void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache,
+                const BatchView& batch, cudaStream_t stream) {
   if (batch.n_tok == 0) return;
   with_cache_type(cache.type, [&]<class T>() {
-    append_kernel<T><<<static_cast<unsigned>(batch.n_tok), 128, 0, stream>>>(c, w, eps, cache, batch);
+    append_kernel<T>
+        <<<static_cast<unsigned>(batch.n_tok), 128, 0, stream>>>(c, w, eps, cache, batch);
   });
   check_launch("append_kernel");
 }
@@ -173,24 +184,29 @@ void mla_append(View<const float> c, const float* w, float eps, const MlaCache& 
 void mla_rope_part(View<float> q_abs, View<const float> q, std::int64_t n_head, std::int64_t nope,
                    std::int64_t kv_latent, std::int64_t rope, cudaStream_t stream) {
   if (n_head == 0 || q.rows == 0) return;
-  rope_part_kernel<<<dim3(static_cast<unsigned>(n_head), static_cast<unsigned>(q.rows)), 64, 0, stream>>>(
-      q_abs, q, static_cast<int>(nope), static_cast<int>(kv_latent), static_cast<int>(rope));
+  rope_part_kernel<<<dim3(static_cast<unsigned>(n_head), static_cast<unsigned>(q.rows)), 64, 0,
+                     stream>>>(q_abs, q, static_cast<int>(nope), static_cast<int>(kv_latent),
+                               static_cast<int>(rope));
   check_launch("rope_part_kernel");
 }
 
-void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale, const MlaCache& cache,
-                const BatchView& batch, float* partial, cudaStream_t stream) {
+void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
+                const MlaCache& cache, const BatchView& batch, float* partial,
+                cudaStream_t stream) {
   if (n_head == 0 || batch.n_tok == 0) return;
   const std::int64_t width = cache.kv_latent + cache.rope;
   if (width > 1024) {
-    throw std::invalid_argument("mla_attend: cache rows of " + std::to_string(width) + " values, at most 1024 are supported");
+    throw std::invalid_argument("mla_attend: cache rows of " + std::to_string(width) +
+                                " values, at most 1024 are supported");
   }
   const int n_split = split_count(cache.n_ctx, batch.n_tok, n_head, cache.kv_latent);
-  const dim3 grid(static_cast<unsigned>(n_split), static_cast<unsigned>(n_head), static_cast<unsigned>(batch.n_tok));
+  const dim3 grid(static_cast<unsigned>(n_split), static_cast<unsigned>(n_head),
+                  static_cast<unsigned>(batch.n_tok));
   const auto shared = static_cast<std::size_t>(kWarps * (cache.kv_latent + 2)) * sizeof(float);
   with_cache_type(cache.type, [&]<class T>() {
     auto launch = [&]<int kPer>() {
-      attend_kernel<T, kPer><<<grid, kWarps * 32, shared, stream>>>(ctx, q, scale, cache, batch, n_split, partial);
+      attend_kernel<T, kPer>
+          <<<grid, kWarps * 32, shared, stream>>>(ctx, q, scale, cache, batch, n_split, partial);
     };
     if (width <= 4 * 32) {
       launch.template operator()<4>();
@@ -204,15 +220,16 @@ void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float
   });
   check_launch("attend_kernel");
   if (n_split == 1) return;
-  join_kernel<<<dim3(static_cast<unsigned>(n_head), static_cast<unsigned>(batch.n_tok)), 128, 0, stream>>>(
-      ctx, partial, n_split, static_cast<int>(cache.kv_latent));
+  join_kernel<<<dim3(static_cast<unsigned>(n_head), static_cast<unsigned>(batch.n_tok)), 128, 0,
+                stream>>>(ctx, partial, n_split, static_cast<int>(cache.kv_latent));
   check_launch("join_kernel");
 }
 
 void sigmoid_gate(View<float> y, View<const float> gate, cudaStream_t stream) {
   if (y.empty()) return;
-  sigmoid_gate_kernel<<<dim3(static_cast<unsigned>((y.cols + 255) / 256), static_cast<unsigned>(y.rows)), 256, 0, stream>>>(
-      y, gate);
+  sigmoid_gate_kernel<<<dim3(static_cast<unsigned>((y.cols + 255) / 256),
+                             static_cast<unsigned>(y.rows)),
+                        256, 0, stream>>>(y, gate);
   check_launch("sigmoid_gate_kernel");
 }
 

@@ -23,7 +23,8 @@ __device__ __forceinline__ unsigned long long rank_key(float key, int index) {
   return static_cast<unsigned long long>(bits) << 32 | (0xffffffffu - static_cast<unsigned>(index));
 }
 
-__device__ __forceinline__ unsigned long long block_max(unsigned long long v, unsigned long long* scratch) {
+__device__ __forceinline__ unsigned long long block_max(unsigned long long v,
+                                                        unsigned long long* scratch) {
   for (int o = 16; o > 0; o /= 2) v = max(v, __shfl_xor_sync(0xffffffffu, v, o));
   __syncthreads();
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = v;
@@ -34,8 +35,8 @@ __device__ __forceinline__ unsigned long long block_max(unsigned long long v, un
 
 // A block per token; p: the token's probabilities in shared memory, taken marks those already chosen.
 __global__ void __launch_bounds__(kRouteThreads)
-    route_kernel(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-                 bool normalise, float scale) {
+    route_kernel(View<std::int32_t> ids, View<float> weights, View<const float> logits,
+                 const float* bias, bool normalise, float scale) {
   extern __shared__ float p[];  // [n] probabilities, [n] keys
   __shared__ unsigned long long scratch[kRouteThreads / 32];
   const int n = static_cast<int>(logits.cols), k = static_cast<int>(ids.cols);
@@ -65,7 +66,8 @@ __global__ void __launch_bounds__(kRouteThreads)
   if (threadIdx.x != 0) return;
   float sum = 0;
   for (int j = 0; j < k; ++j) sum += weights.row(t)[j];
-  const float denom = normalise ? fmaxf(sum, kWeightFloor) : 1.0f, factor = scale != 0.0f ? scale : 1.0f;
+  const float denom = normalise ? fmaxf(sum, kWeightFloor) : 1.0f,
+              factor = scale != 0.0f ? scale : 1.0f;
   for (int j = 0; j < k; ++j) weights.row(t)[j] = weights.row(t)[j] / denom * factor;
 }
 
@@ -80,7 +82,8 @@ __device__ float row_dot(const Weight& w, std::int64_t mat, std::int64_t row, co
     decode8<T>(bytes, w.first + i, v);
     for (int j = 0; j < 8; ++j) acc = fmaf(v[j], x[i + j], acc);
   }
-  if (whole + lane < w.n_in) acc = fmaf(decode1<T>(bytes, w.first + whole + lane), x[whole + lane], acc);
+  if (whole + lane < w.n_in)
+    acc = fmaf(decode1<T>(bytes, w.first + whole + lane), x[whole + lane], acc);
   return warp_sum(acc);
 }
 
@@ -92,9 +95,10 @@ __device__ __forceinline__ float situ_value(float g, float u, Situ p) {
 // hidden[choice][row] = gate . z, or (second pass) situ(hidden, up . z); choice = token * k + place.
 template <BlockType T, bool kSecond>
 __global__ void __launch_bounds__(kWarps * 32)
-    expert_in_kernel(float* hidden, View<const float> z, View<const std::int32_t> ids, Weight w, std::int64_t expert_begin,
-                     Situ situ) {
-  const std::int64_t t = blockIdx.y / ids.cols, e = ids.row(t)[blockIdx.y % ids.cols] - expert_begin;
+    expert_in_kernel(float* hidden, View<const float> z, View<const std::int32_t> ids, Weight w,
+                     std::int64_t expert_begin, Situ situ) {
+  const std::int64_t t = blockIdx.y / ids.cols,
+                     e = ids.row(t)[blockIdx.y % ids.cols] - expert_begin;
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (e < 0 || e >= w.n_mat || row >= w.n_out) return;
   const float v = row_dot<T>(w, e, row, z.row(t));
@@ -105,9 +109,10 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 template <BlockType T>
 __global__ void __launch_bounds__(kWarps * 32)
-    expert_out_kernel(View<float> m, const float* hidden, View<const std::int32_t> ids, View<const float> weights, Weight w,
-                      std::int64_t expert_begin) {
-  const std::int64_t t = blockIdx.y, row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+    expert_out_kernel(View<float> m, const float* hidden, View<const std::int32_t> ids,
+                      View<const float> weights, Weight w, std::int64_t expert_begin) {
+  const std::int64_t t = blockIdx.y,
+                     row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= w.n_out) return;
   float sum = 0;
   for (std::int64_t j = 0; j < ids.cols; ++j) {
@@ -119,15 +124,18 @@ __global__ void __launch_bounds__(kWarps * 32)
 }
 
 __global__ void situ_kernel(View<float> g, View<const float> u, Situ p) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, t = blockIdx.y;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x,
+                     t = blockIdx.y;
   if (i < g.cols) g.row(t)[i] = situ_value(g.row(t)[i], u.row(t)[i], p);
 }
 
-unsigned blocks_for(std::int64_t n, std::int64_t per) { return static_cast<unsigned>((n + per - 1) / per); }
+unsigned blocks_for(std::int64_t n, std::int64_t per) {
+  return static_cast<unsigned>((n + per - 1) / per);
+}
 
 template <bool kSecond>
-void launch_in(float* hidden, View<const float> z, View<const std::int32_t> ids, const Weight& w, std::int64_t begin,
-               Situ p, cudaStream_t stream) {
+void launch_in(float* hidden, View<const float> z, View<const std::int32_t> ids, const Weight& w,
+               std::int64_t begin, Situ p, cudaStream_t stream) {
   const dim3 grid(blocks_for(w.n_out, kWarps), static_cast<unsigned>(ids.rows * ids.cols));
   with_type(w.type, [&]<BlockType T>() {
     expert_in_kernel<T, kSecond><<<grid, kWarps * 32, 0, stream>>>(hidden, z, ids, w, begin, p);
@@ -137,36 +145,40 @@ void launch_in(float* hidden, View<const float> z, View<const std::int32_t> ids,
 
 }  // namespace
 
-void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias, bool normalise,
-           float scale, cudaStream_t stream) {
+void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
+           bool normalise, float scale, cudaStream_t stream) {
   if (logits.empty()) return;
   const auto shared = static_cast<std::size_t>(2 * logits.cols) * sizeof(float);
   if (shared > 48 * 1024) throw std::invalid_argument("route: more than 6144 experts");
-  route_kernel<<<static_cast<unsigned>(logits.rows), kRouteThreads, shared, stream>>>(ids, weights, logits, bias, normalise,
-                                                                                   scale);
+  route_kernel<<<static_cast<unsigned>(logits.rows), kRouteThreads, shared, stream>>>(
+      ids, weights, logits, bias, normalise, scale);
   check_launch("route_kernel");
 }
 
-void experts(View<float> m, View<const float> z, View<const std::int32_t> ids, View<const float> weights,
-             const ExpertWeights& w, Situ p, float* hidden, std::size_t hidden_floats, cudaStream_t stream) {
+void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
+             View<const float> weights, const ExpertWeights& w, Situ p, float* hidden,
+             std::size_t hidden_floats, cudaStream_t stream) {
   if (m.empty()) return;
   if (w.gate->empty() || w.down->empty()) {
     check(cudaMemset2DAsync(m.data, static_cast<std::size_t>(m.stride) * sizeof(float), 0,
-                            static_cast<std::size_t>(m.cols) * sizeof(float), static_cast<std::size_t>(m.rows), stream),
+                            static_cast<std::size_t>(m.cols) * sizeof(float),
+                            static_cast<std::size_t>(m.rows), stream),
           "cudaMemset2DAsync");
     return;
   }
   const std::int64_t per_tok = ids.cols * w.gate->n_out;
-  const std::int64_t step = std::min<std::int64_t>(static_cast<std::int64_t>(hidden_floats) / per_tok, 65535 / ids.cols);
-  if (step < 1) throw std::invalid_argument("experts: one token's hidden values do not fit the scratch memory");
+  const std::int64_t step =
+      std::min<std::int64_t>(static_cast<std::int64_t>(hidden_floats) / per_tok, 65535 / ids.cols);
+  if (step < 1)
+    throw std::invalid_argument("experts: one token's hidden values do not fit the scratch memory");
   for (std::int64_t t = 0; t < m.rows; t += step) {
     const std::int64_t n = std::min(step, m.rows - t);
     launch_in<false>(hidden, z.slice(t, n), ids.slice(t, n), *w.gate, w.expert_begin, p, stream);
     launch_in<true>(hidden, z.slice(t, n), ids.slice(t, n), *w.up, w.expert_begin, p, stream);
     const dim3 grid(blocks_for(w.down->n_out, kWarps), static_cast<unsigned>(n));
     with_type(w.down->type, [&]<BlockType T>() {
-      expert_out_kernel<T><<<grid, kWarps * 32, 0, stream>>>(m.slice(t, n), hidden, ids.slice(t, n), weights.slice(t, n),
-                                                           *w.down, w.expert_begin);
+      expert_out_kernel<T><<<grid, kWarps * 32, 0, stream>>>(
+          m.slice(t, n), hidden, ids.slice(t, n), weights.slice(t, n), *w.down, w.expert_begin);
     });
     check_launch("expert_out_kernel");
   }
@@ -174,7 +186,8 @@ void experts(View<float> m, View<const float> z, View<const std::int32_t> ids, V
 
 void situ(View<float> g, View<const float> u, Situ p, cudaStream_t stream) {
   if (g.empty()) return;
-  situ_kernel<<<dim3(blocks_for(g.cols, 256), static_cast<unsigned>(g.rows)), 256, 0, stream>>>(g, u, p);
+  situ_kernel<<<dim3(blocks_for(g.cols, 256), static_cast<unsigned>(g.rows)), 256, 0, stream>>>(
+      g, u, p);
   check_launch("situ_kernel");
 }
 

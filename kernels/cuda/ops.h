@@ -14,50 +14,56 @@ namespace k3::cuda {
 // Whether this build has code that the current device can run.
 bool has_code_for_device();
 void matmul(std::span<const MatmulJob> jobs, cudaStream_t stream);
-void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head, const Weight& w,
-                 cudaStream_t stream);
-void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin, cudaStream_t stream);
+void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head,
+                 const Weight& w, cudaStream_t stream);
+void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin,
+           cudaStream_t stream);
 // One decoded row-major copy of w, for tests: out[n_mat * n_out, n_in].
 void decode_weight(float* out, const Weight& w, cudaStream_t stream);
 
 // residual.cu
-void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank, std::int64_t bank_stride,
-              const float* score_w, const float* norm_w, float eps, float* probs, cudaStream_t stream);
+void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank,
+              std::int64_t bank_stride, const float* score_w, const float* norm_w, float eps,
+              float* probs, cudaStream_t stream);
 void rms_norm(View<float> y, View<const float> x, const float* w, float eps, cudaStream_t stream);
 void residual(View<float> x, View<const float> a, bool restart, cudaStream_t stream);
 void copy_rows(View<float> y, View<const float> x, cudaStream_t stream);
-void unpack_bands(View<float> a, View<float> b, View<const float> all, std::span<const std::int64_t> a_widths,
-                  std::span<const std::int64_t> b_widths, cudaStream_t stream);
-void note_nonfinite(View<const float> x, std::int32_t layer, std::int32_t* first, cudaStream_t stream);
-void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history, std::int64_t n_hist,
-              float repetition, float presence, cudaStream_t stream);
+void unpack_bands(View<float> a, View<float> b, View<const float> all,
+                  std::span<const std::int64_t> a_widths, std::span<const std::int64_t> b_widths,
+                  cudaStream_t stream);
+void note_nonfinite(View<const float> x, std::int32_t layer, std::int32_t* first,
+                    cudaStream_t stream);
+void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history,
+              std::int64_t n_hist, float repetition, float presence, cudaStream_t stream);
 
 // kda.cu
-void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state, const BatchView& batch,
-              cudaStream_t stream);
+void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state,
+              const BatchView& batch, cudaStream_t stream);
 void l2_norm_heads(View<float> y, std::int64_t head_dim, float eps, cudaStream_t stream);
-void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a, std::int64_t head_dim, bool safe_gate,
-               float lower_bound, cudaStream_t stream);
-void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v, View<const float> g,
-              View<const float> beta, const KdaState& state, const BatchView& batch, cudaStream_t stream);
-void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim, float eps,
-                     cudaStream_t stream);
+void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a,
+               std::int64_t head_dim, bool safe_gate, float lower_bound, cudaStream_t stream);
+void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v,
+              View<const float> g, View<const float> beta, const KdaState& state,
+              const BatchView& batch, cudaStream_t stream);
+void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim,
+                     float eps, cudaStream_t stream);
 
 // mla.cu; partial: device scratch of mla_scratch_floats(...) floats
 std::size_t mla_scratch_floats();
-void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache, const BatchView& batch,
-                cudaStream_t stream);
-void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale, const MlaCache& cache,
-                const BatchView& batch, float* partial, cudaStream_t stream);
+void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache,
+                const BatchView& batch, cudaStream_t stream);
+void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
+                const MlaCache& cache, const BatchView& batch, float* partial, cudaStream_t stream);
 void mla_rope_part(View<float> q_abs, View<const float> q, std::int64_t n_head, std::int64_t nope,
                    std::int64_t kv_latent, std::int64_t rope, cudaStream_t stream);
 void sigmoid_gate(View<float> y, View<const float> gate, cudaStream_t stream);
 
 // moe.cu; hidden: device scratch of hidden_floats floats
-void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias, bool normalise,
-           float scale, cudaStream_t stream);
-void experts(View<float> m, View<const float> z, View<const std::int32_t> ids, View<const float> weights,
-             const ExpertWeights& w, Situ situ, float* hidden, std::size_t hidden_floats, cudaStream_t stream);
+void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
+           bool normalise, float scale, cudaStream_t stream);
+void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
+             View<const float> weights, const ExpertWeights& w, Situ situ, float* hidden,
+             std::size_t hidden_floats, cudaStream_t stream);
 void situ(View<float> g, View<const float> u, Situ p, cudaStream_t stream);
 
 }  // namespace k3::cuda

@@ -32,7 +32,8 @@ class Staging {
 
   // Rows to device memory, device_pitch bytes from one to the next. The host bytes may go when this returns; the device
   // bytes are there for later work of `stream`.
-  void upload(std::byte* device, std::int64_t device_pitch, const HostRows& rows, cudaStream_t stream);
+  void upload(std::byte* device, std::int64_t device_pitch, const HostRows& rows,
+              cudaStream_t stream);
 
  private:
   void gather(std::byte* to, const HostRows& rows, std::int64_t begin, std::int64_t end) const;

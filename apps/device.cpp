@@ -1,0 +1,86 @@
+#include "apps/device.h"
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <fmt/core.h>
+
+#include "comm/nccl_comm.h"
+#include "kernels/cuda_devices.h"
+#include "rank/fault.h"
+
+namespace k3 {
+namespace {
+
+void together(Comm& control, const std::function<void()>& work) {
+  std::optional<Fault> fault;
+  try {
+    work();
+  } catch (...) {
+    fault = fault_of(std::current_exception());
+  }
+  control.agree(fault);
+}
+
+// One device shown to each rank (Slurm's --gpus-per-task), or one list shown to all.
+int pick_device(const RunConfig& config, const LocalGroup& local) {
+  const auto n_device = static_cast<int>(cuda_devices().size());
+  if (n_device == 0) {
+    throw DeviceError(
+        "--backend cuda: no CUDA device (driver missing, or CUDA_VISIBLE_DEVICES empty)");
+  }
+  if (n_device == 1) return 0;
+  if (local.rank < n_device) return local.rank;
+  if (config.share_gpu) return local.rank % n_device;
+  throw std::invalid_argument(
+      fmt::format("--backend cuda: {} ranks on this node, {} devices: start at most one rank a "
+                  "device, or give --share-gpu",
+                  local.size, n_device));
+}
+
+// Ranks that would use the same device, unless they were told to.
+void refuse_sharing(const RunConfig& config, const Backend& backend, Comm& control) {
+  const std::size_t mine = std::hash<std::string>{}(backend.memory_domain());
+  const auto all = control.all_gather_bytes(Point::kAgree, std::as_bytes(std::span(&mine, 1)));
+  together(control, [&] {
+    if (config.share_gpu) return;
+    for (int r = 0; r < control.size(); ++r) {
+      const auto& other = all[static_cast<std::size_t>(r)];
+      if (r == control.rank() ||
+          !std::equal(other.begin(), other.end(), std::as_bytes(std::span(&mine, 1)).begin())) {
+        continue;
+      }
+      throw std::invalid_argument(
+          fmt::format("{}: rank {} has the same device; give each rank its own, or --share-gpu",
+                      backend.describe(), r));
+    }
+  });
+}
+
+}  // namespace
+
+RankDevice make_rank_device(const RunConfig& config, World& world, Comm& control) {
+  RankDevice d;
+  if (config.backend == "cpu") {
+    d.backend = make_cpu_backend(config.threads);
+    return d;
+  }
+  const LocalGroup local = local_group(world);
+  together(control, [&] { d.backend = make_cuda_backend(pick_device(config, local)); });
+  refuse_sharing(config, *d.backend, control);
+  if (control.size() == 1) return d;
+  if (config.comm == "mpi" || config.share_gpu) {
+    d.stage = std::make_unique<DeviceStage>(*d.backend);
+    d.own = make_mpi_comm(world, d.stage.get());
+  } else {
+    d.own = make_nccl_comm(make_mpi_comm(world));
+  }
+  return d;
+}
+
+}  // namespace k3
