@@ -60,6 +60,8 @@ struct Engine::Impl {
         break;
       case Command::Kind::kReset:
         return shard->reset(command.slot);
+      case Command::Kind::kFabricate:
+        return shard->fabricate(command.slot, command.length, command.seed);
       case Command::Kind::kReport:
         return gather_reports();
       default:
@@ -265,6 +267,20 @@ void Engine::reset(int slot) {
   Command c;
   c.kind = Command::Kind::kReset;
   c.slot = slot;
+  impl_->drive(c, {});
+}
+
+void Engine::fabricate(int slot, std::int64_t length, std::uint64_t seed) {
+  if (length < 0 || length >= impl_->prepared.config.n_ctx) {
+    throw std::invalid_argument("--ctx " + std::to_string(impl_->prepared.config.n_ctx) +
+                                ": no room for a token after " + std::to_string(length) +
+                                " positions");
+  }
+  Command c;
+  c.kind = Command::Kind::kFabricate;
+  c.slot = slot;
+  c.length = length;
+  c.seed = seed;
   impl_->drive(c, {});
 }
 

@@ -79,6 +79,9 @@ class Engine {
   // ---- rank 0 only ------------------------------------------------------------------------------------------------
   // Starts a new, empty sequence in the slot.
   void reset(int slot);
+  // Makes the slot hold `length` positions of seeded random state and cache rows that no token wrote: for benchmarks at
+  // depth. What is generated after it means nothing. Throws std::invalid_argument when n_ctx has no room for one more.
+  void fabricate(int slot, std::int64_t length, std::uint64_t seed);
   // Positions held by the slot's sequence.
   std::int64_t length(int slot) const;
   // Appends ids to the sequence in chunks and draws the next token from the last position's logits. Throws

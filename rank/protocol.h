@@ -17,6 +17,7 @@ struct Command {
     kExtend,  // append ids to a slot's sequence and run them
     kMore,    // the candidates were too few: search the same logits again
     kReset,   // the slot's sequence starts anew
+    kFabricate,  // the slot holds `length` made-up positions
     kReport,  // say how you are (gather of encoded RankReports)
     kStop,
   };
@@ -31,6 +32,8 @@ struct Command {
   std::int32_t n_ids = 0;
   std::int32_t generated = 0;  // ids were drawn, not given: they count for the presence penalty
   std::int32_t exit_code = 0;  // kStop
+  std::int64_t length = 0;     // kFabricate
+  std::uint64_t seed = 0;      // kFabricate
   float repetition = 1;
   float presence = 0;
   CandidateQuery query;

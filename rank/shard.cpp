@@ -66,6 +66,12 @@ void Shard::extend(int slot, std::span<const std::int32_t> ids, bool generated) 
 
 void Shard::reset(int slot) { sequences_[static_cast<std::size_t>(slot)] = {}; }
 
+void Shard::fabricate(int slot, std::int64_t length, std::uint64_t seed) {
+  state_->fabricate(backend_, slot, length, seed);
+  reset(slot);
+  sequences_[static_cast<std::size_t>(slot)].length = length;
+}
+
 std::vector<float> Shard::logits(RowRange rows) {
   if (!plan_.has_head(rank_)) return {};
   const View<float> out = forward_->head(batch_, rows);

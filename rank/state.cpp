@@ -1,5 +1,11 @@
 #include "rank/state.h"
 
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "kernels/half.h"
+
 namespace k3 {
 namespace {
 
@@ -77,6 +83,55 @@ State::State(Backend& backend, const Plan& plan, int rank, const StateShape& sha
     kda_.push_back(kda);
     mla_.push_back(mla);
   }
+}
+
+namespace {
+
+// `count` values of about unit size, times scale, as the cache stores them.
+std::vector<std::byte> random_elements(std::int64_t count, CacheType type, float scale,
+                                       std::mt19937_64& rng) {
+  std::normal_distribution<float> normal(0.0f, scale);
+  const std::size_t each = cache_elem_bytes(type);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(count) * each);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+    const float v = normal(rng);
+    const std::uint16_t h = type == CacheType::kF16 ? float_to_half(v) : float_to_bf16(v);
+    std::copy_n(type == CacheType::kF32 ? reinterpret_cast<const std::byte*>(&v)
+                                        : reinterpret_cast<const std::byte*>(&h),
+                each, bytes.begin() + static_cast<std::ptrdiff_t>(i * each));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void State::fabricate(Backend& backend, int slot, std::int64_t length, std::uint64_t seed) {
+  constexpr std::int64_t kPatternRows = 1024;  // repeated: a long context costs one pattern
+  for (std::size_t i = 0; i < kda_.size(); ++i) {
+    std::mt19937_64 rng(seed * 1000003 + i);
+    if (mla_[i].rows != nullptr) {
+      const MlaCache& c = mla_[i];
+      const std::int64_t width = c.kv_latent + c.rope;
+      const std::int64_t row = width * static_cast<std::int64_t>(cache_elem_bytes(c.type));
+      const std::vector<std::byte> pattern =
+          random_elements(std::min(kPatternRows, length) * width, c.type, 1.0f, rng);
+      for (std::int64_t at = 0; at < length; at += kPatternRows) {
+        const std::int64_t n = std::min(kPatternRows, length - at);
+        backend.upload(c.rows + (slot * c.n_ctx + at) * row, pattern.data(),
+                       static_cast<std::size_t>(n * row));
+      }
+      continue;
+    }
+    const KdaState& k = kda_[i];
+    const std::int64_t s = k.n_head * k.head_dim * k.head_dim;
+    const std::int64_t window = (k.conv_kernel - 1) * 3 * k.n_head * k.head_dim;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(k.head_dim));
+    const std::vector<std::byte> state = random_elements(s, CacheType::kF32, scale, rng);
+    const std::vector<std::byte> inputs = random_elements(window, CacheType::kF32, 1.0f, rng);
+    backend.upload(k.s + slot * s, state.data(), state.size());
+    backend.upload(k.window + slot * window, inputs.data(), inputs.size());
+  }
+  backend.synchronize();
 }
 
 }  // namespace k3

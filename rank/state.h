@@ -27,6 +27,10 @@ class State {
 
   const KdaState& kda(int layer) const { return kda_[index(layer)]; }
   const MlaCache& mla(int layer) const { return mla_[index(layer)]; }
+  // Fills what a sequence of `length` positions would have left in the slot with seeded random values of sane size: for
+  // benchmarks at depth, where only the amount of data matters. Values differ between layers, repeat within one.
+  void fabricate(Backend& backend, int slot, std::int64_t length, std::uint64_t seed);
+
   const StateShape& shape() const { return shape_; }
   std::uint64_t bytes() const { return bytes_; }
 
