@@ -30,7 +30,7 @@ add_custom_target(
   BYPRODUCTS ${CMAKE_BINARY_DIR}/generated/build_info.inc
   COMMENT "Reading the commit"
   VERBATIM)
-add_library(k3_build_info STATIC ${CMAKE_SOURCE_DIR}/apps/build_info.cpp)
+add_library(k3_build_info STATIC build_info.cpp)
 target_link_libraries(k3_build_info PUBLIC k3_flags)
 target_include_directories(k3_build_info PRIVATE ${CMAKE_BINARY_DIR})
 add_dependencies(k3_build_info k3_read_commit)
