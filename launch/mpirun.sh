@@ -25,4 +25,7 @@ if [ -f /.dockerenv ] || [ -f /run/.containerenv ]; then
   flags+=(--mca btl_vader_single_copy_mechanism none)
 fi
 
+# hwloc's OpenGL plugin asks ten X displays for GPUs in every process; where localhost does not resolve that takes seconds.
+export HWLOC_COMPONENTS="${HWLOC_COMPONENTS:--gl}"
+
 exec mpirun "${flags[@]}" "$@"
