@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "rank/chat.h"
 #include "rank/chat_parser.h"

@@ -3,7 +3,11 @@
 // A reply is, as meant,
 //   REASONING<|close|>think<|sep|><|open|>response<|sep|>ANSWER<|close|>response<|sep|>
 //   [<|open|>tools<|sep|>CALLS<|close|>tools<|sep|>]<|close|>message<|sep|><|end_of_msg|>
-// (rank/chat.h shows a call). What the model really writes departs from it, and is read so:
+// where a call is
+//   <|open|>call tool="NAME" index="1"<|sep|>ARGUMENTS<|close|>call<|sep|>
+// and an argument <|open|>argument key="KEY" type="TYPE"<|sep|>VALUE<|close|>argument<|sep|>, or all
+// of them <|open|>json type="object"<|sep|>JSON<|close|>json<|sep|>.
+// What the model really writes departs from it, and is read so:
 //   - a section that opens closes whatever was open (thinking never closed);
 //   - closing the message or the tools closes all inside (response, call or argument never closed);
 //   - <|close|><|sep|> closes the innermost; a closing tag needs no <|sep|>;
@@ -16,6 +20,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
