@@ -128,29 +128,29 @@ void render_reply(const ChatMessage& message, bool thinking, Markup& out) {
   out.close("tools");
 }
 
-std::string_view role_name(Role role) {
+std::string_view role_name(Speaker role) {
   switch (role) {
-    case Role::kSystem:
+    case Speaker::kSystem:
       return "system";
-    case Role::kUser:
+    case Speaker::kUser:
       return "user";
-    case Role::kAssistant:
+    case Speaker::kAssistant:
       return "assistant";
-    case Role::kTool:
+    case Speaker::kTool:
       return "tool";
   }
   return {};
 }
 
 void render_spoken(const ChatMessage& message, bool thinking, Markup& out) {
-  if (message.role == Role::kSystem && !message.tools.empty()) {
+  if (message.role == Speaker::kSystem && !message.tools.empty()) {
     out.notice("tool-declare", std::string(kNewToolsIntro) + fenced(message.tools));
     return;
   }
   std::vector<Attribute> attributes = {{"role", std::string(role_name(message.role))}};
   if (!message.name.empty()) attributes.push_back({"name", message.name});
   out.open("message", attributes);
-  if (message.role == Role::kAssistant) {
+  if (message.role == Speaker::kAssistant) {
     render_reply(message, thinking, out);
   } else {
     out.content(message.content);
@@ -206,8 +206,8 @@ void render_messages(const ChatRequest& request, std::size_t first, Markup& out)
   const std::vector<ToolCall>* calls = &kNoCalls;
   std::size_t n_results = 0;  // since the calls
   for (std::size_t i = 0; i < messages.size();) {
-    if (messages[i].role != Role::kTool) {
-      if (messages[i].role == Role::kAssistant) {
+    if (messages[i].role != Speaker::kTool) {
+      if (messages[i].role == Speaker::kAssistant) {
         calls = &messages[i].tool_calls;
         n_results = 0;
       }
@@ -216,7 +216,7 @@ void render_messages(const ChatRequest& request, std::size_t first, Markup& out)
       continue;
     }
     std::size_t end = i;
-    while (end < messages.size() && messages[end].role == Role::kTool) ++end;
+    while (end < messages.size() && messages[end].role == Speaker::kTool) ++end;
     if (end > first) {
       const std::size_t begin = std::max(i, first);
       render_results(request, begin, end, *calls, n_results + (begin - i), out);

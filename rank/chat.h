@@ -25,7 +25,7 @@ std::string_view thinking_effort_name(ThinkingEffort effort);
 
 enum class ToolChoice { kAuto, kRequired, kNone };
 enum class ResponseFormat { kText, kJsonObject, kJsonSchema };
-enum class Role { kSystem, kUser, kAssistant, kTool };
+enum class Speaker { kSystem, kUser, kAssistant, kTool };
 
 struct ContentPart {
   std::string text;
@@ -48,7 +48,7 @@ struct ToolCall {
 };
 
 struct ChatMessage {
-  Role role = Role::kUser;
+  Speaker role = Speaker::kUser;
   std::string name;                  // of the speaker; of the tool in a tool's result
   std::vector<ContentPart> content;  // nothing stands between two parts
   std::string reasoning;             // assistant; left out of the markup where thinking is off

@@ -158,12 +158,12 @@ std::vector<ToolCall> read_calls(const Field& calls) {
   return out;
 }
 
-Role read_role(const Field& role) {
+Speaker read_role(const Field& role) {
   const std::string& name = role.text();
-  if (name == "system" || name == "developer") return Role::kSystem;
-  if (name == "user") return Role::kUser;
-  if (name == "assistant") return Role::kAssistant;
-  if (name == "tool") return Role::kTool;
+  if (name == "system" || name == "developer") return Speaker::kSystem;
+  if (name == "user") return Speaker::kUser;
+  if (name == "assistant") return Speaker::kAssistant;
+  if (name == "tool") return Speaker::kTool;
   role.refuse_value("\"system\", \"user\", \"assistant\" or \"tool\"");
 }
 
@@ -174,17 +174,17 @@ ChatMessage read_message(const Field& field, ImageParts images) {
   m.name = field.text_or_empty("name");
   if (const auto content = field.find("content")) m.content = read_content(*content, images);
   bool may_be_silent = false;
-  if (m.role == Role::kAssistant) {
+  if (m.role == Speaker::kAssistant) {
     m.reasoning = field.text_or_empty("reasoning_content");
     if (m.reasoning.empty()) m.reasoning = field.text_or_empty("reasoning");
     if (const auto calls = field.find("tool_calls")) m.tool_calls = read_calls(*calls);
     may_be_silent = !m.tool_calls.empty() || !m.reasoning.empty();
   }
-  if (m.role == Role::kTool) {
+  if (m.role == Speaker::kTool) {
     m.tool_call_id = field.text_or_empty("tool_call_id");
     if (const auto tool = field.find("tool")) m.name = tool->text();
   }
-  if (m.role == Role::kSystem) {
+  if (m.role == Speaker::kSystem) {
     if (const auto tools = field.find("tools")) m.tools = read_tools(*tools);
     may_be_silent = !m.tools.empty();
     const bool speaks = std::any_of(m.content.begin(), m.content.end(), [](const auto& part) {

@@ -580,7 +580,7 @@ std::string_view finish_reason_name(FinishReason reason) {
 
 ChatMessage to_message(const ParsedReply& reply) {
   ChatMessage message;
-  message.role = Role::kAssistant;
+  message.role = Speaker::kAssistant;
   message.reasoning = reply.reasoning;
   if (!reply.answer.empty()) message.content.push_back({reply.answer});
   for (const ParsedCall& call : reply.tool_calls) {

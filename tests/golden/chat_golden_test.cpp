@@ -128,7 +128,7 @@ TEST_CASE("the parser gives back the parts of every assistant turn, from ids and
     const ChatRequest request = request_of(golden);
     const bool thinking = request.effort != ThinkingEffort::kOff;
     for (std::size_t i = 0; i < request.messages.size(); ++i) {
-      if (request.messages[i].role != Role::kAssistant) continue;
+      if (request.messages[i].role != Speaker::kAssistant) continue;
       ++n_turns;
       const auto segments = reply_segments(request, i);
       const std::string text = join_segments(segments);

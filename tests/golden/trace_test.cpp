@@ -22,9 +22,8 @@ namespace {
 
 const std::string kModels = std::string(K3_TEST_DATA) + "/models/";
 
-// Not seen by a probe: the first two are sums and sigmoids of what is, inside one op; the state is read separately.
-const std::set<std::string> kUnseen = {"ffn_moe_probs", "ffn_moe_probs_biased", "kda_normed",
-                                       "kda_state"};
+// Inside one op, where no probe sees them; what the op makes of them is compared.
+const std::set<std::string> kUnseen = {"ffn_moe_probs", "ffn_moe_probs_biased", "kda_normed"};
 // The same on every rank of a full tensor-parallel layout, once ranks have spoken.
 const std::set<std::string> kWhole = {
     "inp_embd",    "res_probs_attn", "attn_norm",        "prefix_sum_attn", "res_probs_ffn",
@@ -36,6 +35,23 @@ class Recorder final : public Probe {
   void see(std::string_view name, int layer, View<const float> v) override { keep(name, layer, v); }
   void see_ids(std::string_view name, int layer, View<const std::int32_t> v) override {
     keep(name, layer, v);
+  }
+  // The state after the last token, as the reference keeps it: [head, value channel, key channel].
+  void keep_states(const Plan& plan, int rank, const State& state) {
+    const Band layers = plan.layers(rank);
+    for (auto il = static_cast<int>(layers.begin); il < layers.end; ++il) {
+      const KdaState& kda = state.kda(il);
+      if (kda.s == nullptr) continue;
+      std::vector<double>& out = seen["kda_state-" + std::to_string(il)];
+      const std::int64_t n = kda.head_dim;
+      for (std::int64_t h = 0; h < kda.n_head; ++h) {
+        for (std::int64_t value = 0; value < n; ++value) {
+          for (std::int64_t key = 0; key < n; ++key) {
+            out.push_back(kda.s[(h * n + key) * n + value]);
+          }
+        }
+      }
+    }
   }
   std::map<std::string, std::vector<double>> seen;
 
@@ -78,14 +94,9 @@ double worst(const std::vector<double>& a, const std::vector<double>& b) {
   return w;
 }
 
-struct Run {
-  Recorder recorder;
-  std::map<std::string, std::vector<double>> states;
-};
-
 // One step of the trace's ids on this rank, everything recorded.
 void record(const std::string& model, const Trace& trace, Comm& world, const Layout& layout,
-            Run& run) {
+            Recorder& recorder) {
   RunConfig c;
   c.model = golden::load_model(model).path;
   c.layout = layout;
@@ -93,19 +104,20 @@ void record(const std::string& model, const Trace& trace, Comm& world, const Lay
   const auto backend = make_cpu_backend(1);
   Prepared p = prepare(c, world, *backend);
   Shard shard(*p.plan, *p.file, *backend, world, shard_options(p.config), {}, p.warnings);
-  shard.forward().set_probe(&run.recorder);
+  shard.forward().set_probe(&recorder);
   shard.extend(0, trace.ids, false);
   shard.logits({0, static_cast<std::int64_t>(trace.ids.size())});
+  recorder.keep_states(*p.plan, world.rank(), shard.state());
 }
 
-void compare(const Trace& trace, const Run& run, bool whole_only) {
+void compare(const Trace& trace, const Recorder& recorder, bool whole_only) {
   std::size_t compared = 0;
   for (const std::string& name : trace.file.root().names()) {
     const std::string base = base_name(name);
     if (name == "ids" || kUnseen.contains(base) || (whole_only && !kWhole.contains(base))) continue;
-    const auto seen = run.recorder.seen.find(name);
+    const auto seen = recorder.seen.find(name);
     CAPTURE(name);
-    REQUIRE(seen != run.recorder.seen.end());
+    REQUIRE(seen != recorder.seen.end());
     const std::vector<double> expected = trace.file.root().open(name).read<double>();
     REQUIRE(seen->second.size() == expected.size());
     CHECK(worst(seen->second, expected) <= tolerance(trace, name, expected));
@@ -120,9 +132,9 @@ TEST_CASE("every traced intermediate is the reference's") {
   for (const char* model : {"k3-deep-f32", "k3-realdims-bf16"}) {
     CAPTURE(model);
     const Trace trace = open_trace(model);
-    Run run;
-    run_ranks(1, [&](Comm& world) { record(model, trace, world, {}, run); });
-    compare(trace, run, false);
+    Recorder recorder;
+    run_ranks(1, [&](Comm& world) { record(model, trace, world, {}, recorder); });
+    compare(trace, recorder, false);
   }
 }
 
@@ -130,19 +142,19 @@ TEST_CASE("on three ranks what every rank must hold whole is the reference's on 
   const Trace trace = open_trace("k3-deep-f32");
   Layout layout;
   layout.tp = 3;
-  std::vector<Run> runs(3);
+  std::vector<Recorder> recorders(3);
   run_ranks(3, [&](Comm& world) {
-    record("k3-deep-f32", trace, world, layout, runs[static_cast<std::size_t>(world.rank())]);
+    record("k3-deep-f32", trace, world, layout, recorders[static_cast<std::size_t>(world.rank())]);
   });
   // ffn_out is closed after the sum, ffn_moe_out before the norm and after the sum.
-  for (const Run& run : runs) compare(trace, run, true);
+  for (const Recorder& recorder : recorders) compare(trace, recorder, true);
 }
 
 TEST_CASE("the comparison can fail: one head's decay at the wrong place is seen") {
   const Trace trace = open_trace("k3-deep-f32");
-  Run run;
-  run_ranks(1, [&](Comm& world) { record("k3-deep-f32", trace, world, {}, run); });
-  std::vector<double> g = run.recorder.seen.at("kda_g1-0");
+  Recorder recorder;
+  run_ranks(1, [&](Comm& world) { record("k3-deep-f32", trace, world, {}, recorder); });
+  std::vector<double> g = recorder.seen.at("kda_g1-0");
   std::swap(g[0], g[1]);
   CHECK(worst(g, trace.file.root().open("kda_g1-0").read<double>()) >
         tolerance(trace, "kda_g1-0", g));
