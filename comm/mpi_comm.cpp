@@ -47,13 +47,18 @@ class Scratch {
   std::size_t count_ = 0;
 };
 
+void check_start(int error, const char* call) {
+  if (error == MPI_SUCCESS) return;
+  throw LaunchError(std::string(call) + " failed (MPI error " + std::to_string(error) + ")");
+}
+
 class MpiComm : public Comm {
  public:
   MpiComm(MPI_Comm comm, std::vector<int> world_rank, int world_size, std::string host,
           HostStage* stage, const MpiOptions& options, std::shared_ptr<double> time_limit_s)
       : options_(options), stage_(stage), scratch_(nullptr), staged_(stage) {
     time_limit_s_ = std::move(time_limit_s);
-    MPI_Comm_rank(comm, &rank_);
+    check_start(MPI_Comm_rank(comm, &rank_), "MPI_Comm_rank");
     size_ = static_cast<int>(world_rank.size());
     parts_.resize(world_rank.size());
     net_ = std::make_unique<MpiExchange>(comm, std::move(world_rank), world_size, std::move(host),
@@ -374,11 +379,6 @@ std::unique_ptr<Comm> MpiComm::split(int colour, int key) {
                                    stage_, options_, time_limit_s_);
 }
 
-void check_start(int error, const char* call) {
-  if (error == MPI_SUCCESS) return;
-  throw LaunchError(std::string(call) + " failed (MPI error " + std::to_string(error) + ")");
-}
-
 }  // namespace
 
 World::World() : facts_(read_launch_facts()), exceptions_(std::uncaught_exceptions()) {
@@ -394,10 +394,11 @@ World::World() : facts_(read_launch_facts()), exceptions_(std::uncaught_exceptio
       throw LaunchError("this MPI library cannot be used by a program with threads");
     }
   }
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
-  MPI_Comm_size(MPI_COMM_WORLD, &size_);
   try {
+    check_start(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+                "MPI_Comm_set_errhandler");
+    check_start(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+    check_start(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
     check_singletons(facts_, size_);
   } catch (...) {
     if (owner_) MPI_Finalize();
@@ -430,16 +431,16 @@ LocalGroup local_group(World& world) {
       MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world.rank(), MPI_INFO_NULL, &comm),
       "MPI_Comm_split_type");
   LocalGroup group;
-  MPI_Comm_rank(comm, &group.rank);
-  MPI_Comm_size(comm, &group.size);
-  MPI_Comm_free(&comm);
+  check_start(MPI_Comm_rank(comm, &group.rank), "MPI_Comm_rank");
+  check_start(MPI_Comm_size(comm, &group.size), "MPI_Comm_size");
+  check_start(MPI_Comm_free(&comm), "MPI_Comm_free");
   return group;
 }
 
 std::string mpi_library_version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
-  MPI_Get_library_version(text.data(), &length);
+  check_start(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
   const std::string all(text.data());
   return all.substr(0, all.find_first_of(",\n"));
 }
