@@ -107,7 +107,7 @@ class Comm {
   virtual std::unique_ptr<Comm> split(int colour, int key) = 0;
 
   const PointStats& stats(Point point) const { return stats_[static_cast<std::size_t>(point)]; }
-  // Calls of every Point together; the engine asserts how much a step may add.
+  // Calls of every Point together.
   std::uint64_t total_calls() const;
 
   // How long one call may wait for other ranks before it throws CommError; 0, the default, is for

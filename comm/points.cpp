@@ -28,8 +28,6 @@ const char* point_name(Point point) {
       return "Logits";
     case Point::kCandidates:
       return "Candidates";
-    case Point::kNextId:
-      return "NextId";
     case Point::kResidency:
       return "Residency";
     case Point::kCount:

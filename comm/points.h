@@ -11,7 +11,7 @@ enum class Point : std::uint8_t {
   kAgree,         // does every rank still stand? (errors travel here)
   kRunConfig,     // rank 0's options to all
   kModelCheck,    // did all ranks open the same model?
-  kStep,          // rank 0 tells all what the next step is
+  kStep,          // rank 0 tells all what the next step is: a prompt's chunk, or the sampled token
   kEmbed,         // sum of vocabulary bands of the embedding            [n_tok, hidden]
   kAttnOut,       // sum of the partial attention outputs                [n_tok, hidden]
   kRouterLatent,  // gather of router logits and latent rows   [n_tok, experts + moe_latent]
@@ -20,7 +20,6 @@ enum class Point : std::uint8_t {
   kStageHandOff,  // x and the bank, from one pipeline stage to the next
   kLogits,        // whole logit rows to rank 0 (evaluation only)
   kCandidates,    // best tokens of each vocabulary band and log-sum-exp, to rank 0
-  kNextId,        // the sampled token to all
   kResidency,     // per-rank numbers for the log
   kCount,
 };
