@@ -6,6 +6,7 @@
 
 #include "loader/gguf_writer.h"
 #include "tests/loader/gguf_bytes.h"
+#include "tests/support/resident.h"
 
 namespace k3 {
 
@@ -66,25 +67,6 @@ std::string set_refusal(const std::vector<Part>& set, OpenOptions options = {}) 
   const TempDir dir;
   write_set(dir, set);
   return open_refusal(dir / split_path("m", 1, static_cast<int>(set.size())), options);
-}
-
-// Resident bytes of the mapping that holds `address`.
-std::uint64_t resident_bytes(const void* address) {
-  std::ifstream in("/proc/self/smaps");
-  const std::uintptr_t wanted = reinterpret_cast<std::uintptr_t>(address);
-  bool inside = false;
-  for (std::string line; std::getline(in, line);) {
-    std::uintptr_t begin = 0, end = 0;
-    char dash = 0;
-    std::istringstream fields(line);
-    if (fields >> std::hex >> begin >> dash >> end && dash == '-') {
-      inside = begin <= wanted && wanted < end;
-    } else if (inside && line.starts_with("Rss:")) {
-      return std::stoull(line.substr(4)) * 1024;
-    }
-  }
-  FAIL("the mapping is not in smaps");
-  return 0;
 }
 
 }  // namespace
