@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -85,6 +86,11 @@ std::system_error io_error(const std::string& path) {
 class RowReader {
  public:
   RowReader(const std::string& path, std::int64_t n_vocab) : path_(path), n_vocab_(n_vocab) {
+    // What cannot be read here is bad input, as a model is that is not there; a stream would open a folder.
+    if (!std::filesystem::exists(path)) throw std::invalid_argument(path + ": no such file");
+    if (!std::filesystem::is_regular_file(path)) {
+      throw std::invalid_argument(path + ": is no regular file, expected raw floats");
+    }
     errno = 0;
     file_.open(path, std::ios::binary | std::ios::ate);
     if (!file_) throw io_error(path);
@@ -177,10 +183,7 @@ void print_json(const Request& request, const LogitComparison& c) {
   j["max_abs_row"] = c.max_abs_row;
   // Paths may hold any bytes; a JSON string may not.
   const std::string text = j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  errno = 0;
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    throw io_error("standard output");
-  }
+  write_out(text);
 }
 
 // ---- options --------------------------------------------------------------------------------------------------------
@@ -212,6 +215,10 @@ void read_ids(Request& r, const Options& o) {
   OpenOptions open;
   open.ignore_split_count = r.config.ignore_split_count;
   const ModelFile file = ModelFile::open(r.config.model, open);
+  std::vector<std::string> inputs = part_paths(file);
+  inputs.insert(inputs.end(), {r.ids_file, r.ref});
+  refuse_to_replace("--out", r.out, inputs);
+  refuse_to_replace("--log", r.config.log, inputs);
   std::vector<std::string> dialects;  // the engine reports them
   const ModelConfig model =
       read_model_config(file.metadata(), file.tensors(), r.config.model, dialects);
@@ -230,9 +237,8 @@ void read_ids(Request& r, const Options& o) {
 // False: nothing to run (--help).
 bool parse(Options& o, const std::vector<std::string>& args) {
   const Options::Outcome outcome = o.parse(args);
-  if (outcome == Options::Outcome::kHelp) std::fputs(o.help().c_str(), stdout);
-  if (outcome == Options::Outcome::kVersion)
-    std::fputs(full_version_text("k3eval").c_str(), stdout);
+  if (outcome == Options::Outcome::kHelp) write_out(o.help());
+  if (outcome == Options::Outcome::kVersion) write_out(full_version_text("k3eval"));
   return outcome == Options::Outcome::kRun;
 }
 
@@ -291,7 +297,11 @@ void check_compare(Request& r, const Options& o) {
     throw std::invalid_argument(
         "--run: its logits are compared; --model, --ids and --ids-file do not go with it");
   }
-  if (r.n_vocab < 1) throw std::invalid_argument("--vocab: not given, or under 1");
+  constexpr std::int64_t kMaxVocab = std::int64_t{1} << 30;  // a row's bytes stay far from overflow
+  if (r.n_vocab < 1 || r.n_vocab > kMaxVocab) {
+    throw std::invalid_argument(
+        fmt::format("--vocab {}: must be given, from 1 to {}", r.n_vocab, kMaxVocab));
+  }
 }
 
 // ---- running --------------------------------------------------------------------------------------------------------
@@ -467,9 +477,8 @@ int main(int argc, char** argv) {
     return k3::local_main("k3eval", [&] { return k3::compare_files_main(args); });
   }
   const auto prepare = [&](k3::Request& r) -> bool {
-    if (command == "--help" || command == "-h") return std::fputs(k3::kHelp, stdout), false;
-    if (command == "--version")
-      return std::fputs(k3::full_version_text("k3eval").c_str(), stdout), false;
+    if (command == "--help" || command == "-h") return k3::write_out(k3::kHelp), false;
+    if (command == "--version") return k3::write_out(k3::full_version_text("k3eval")), false;
     if (command == "logits") return k3::prepare_logits(r, args);
     if (command == "compare") {
       k3::Options o = k3::compare_options(r);

@@ -1,5 +1,4 @@
 // Who would hold what, and how many bytes: plans a model over ranks from its headers alone, or from a named shape.
-#include <cstdio>
 #include <optional>
 #include <stdexcept>
 
@@ -73,14 +72,13 @@ int run(Request& q) {
                                 std::to_string(plan.layout().world() - 1));
   }
   if (q.verify) plan.check_tiling();
-  const std::string text = q.json ? plan_json(plan, title, rank) : plan_table(plan, title, rank);
-  std::fputs(text.c_str(), stdout);
+  std::string text = q.json ? plan_json(plan, title, rank) : plan_table(plan, title, rank);
   if (q.verify && !q.json) {
-    std::printf(
-        "\nverified: every layer is in one stage, every element of %zu tensors has one "
-        "owner or is on all ranks of its stage\n",
-        plan.tensors().size());
+    text += "\nverified: every layer is in one stage, every element of " +
+            std::to_string(plan.tensors().size()) +
+            " tensors has one owner or is on all ranks of its stage\n";
   }
+  write_out(text);
   return 0;
 }
 
@@ -109,10 +107,10 @@ int main(int argc, char** argv) {
                  "Checks that every element has exactly one owner; fails if not.");
     switch (options.parse(arguments(argc, argv))) {
       case Options::Outcome::kHelp:
-        std::fputs(options.help().c_str(), stdout);
+        write_out(options.help());
         return 0;
       case Options::Outcome::kVersion:
-        std::printf("%s\n", version_text("k3plan").c_str());
+        write_out(version_text("k3plan") + "\n");
         return 0;
       case Options::Outcome::kRun:
         break;

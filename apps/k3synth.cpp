@@ -1,5 +1,6 @@
 // Writes synthetic K3 models: any shape, any block types, whole or split, or the header alone.
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <stdexcept>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "apps/build_info.h"
 #include "apps/local_main.h"
 #include "apps/options.h"
+#include "rank/fault.h"
 #include "rank/synth.h"
 
 namespace {
@@ -84,10 +86,23 @@ std::vector<SizeOption> size_options() {
           {"--block", &ModelShape::bank_block, "Layers per banked residual stream."}};
 }
 
+volatile std::sig_atomic_t g_stop_asked = 0;
+
+// A half-written model may be hundreds of gigabytes under a name that nobody looks for: an interruption unwinds, which
+// removes it, and so does a full disk.
+void unwind_on_signals() {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    // nohup and a shell's background jobs ignore some of them, and mean it.
+    if (std::signal(signal, [](int) { g_stop_asked = 1; }) == SIG_IGN) std::signal(signal, SIG_IGN);
+  }
+  std::signal(SIGXFSZ, SIG_IGN);
+}
+
 // A line now and then; a live one on a terminal.
 class Report {
  public:
   void operator()(std::uint64_t done, std::uint64_t total) {
+    if (g_stop_asked) throw Interrupted("stopped on request, nothing is left of the file");
     const auto now = Clock::now();
     if (now < next_ && done < total) return;
     next_ = now + (live_ ? std::chrono::milliseconds(200) : std::chrono::seconds(10));
@@ -116,6 +131,9 @@ int run(Request& q, const std::vector<SizeOption>& sizes) {
     if (s.value != -1) q.synth.shape.*s.size = s.value;
   }
   q.synth.recipe = QuantRecipe::parse(q.quant);
+  if (q.synth.threads < 1 || q.synth.threads > 1024) {
+    throw std::invalid_argument(fmt::format("--threads {}: valid: 1 to 1024", q.synth.threads));
+  }
   const ModelOutline outline = outline_of(q.synth.shape, q.synth.recipe);
   const auto n_tensor = static_cast<std::int64_t>(outline.tensors.size());
   if (q.n_part < 0 || q.n_part > n_tensor) {
@@ -123,12 +141,12 @@ int run(Request& q, const std::vector<SizeOption>& sizes) {
         fmt::format("--split {}: valid: 1 to {}, the number of tensors", q.n_part, n_tensor));
   }
   if (q.n_part > 1) q.synth.file.max_part_tensors = (n_tensor + q.n_part - 1) / q.n_part;
+  unwind_on_signals();
   const std::vector<std::string> paths =
       write_synthetic(q.out, q.synth, q.synth.file.header_only ? SynthProgress() : Report());
   std::uint64_t bytes = 0;
   for (const TensorDecl& t : outline.tensors) bytes += t.bytes();
-  for (const std::string& p : paths) std::printf("%s\n", p.c_str());
-  std::fflush(stdout);
+  for (const std::string& p : paths) write_out(p + "\n");
   const bool large = bytes >= kGiB;
   const double size = static_cast<double>(bytes) / static_cast<double>(large ? kGiB : kMiB);
   const char* unit = large ? "GiB" : "MiB";
@@ -170,10 +188,10 @@ int main(int argc, char** argv) {
     }
     switch (options.parse(arguments(argc, argv))) {
       case Options::Outcome::kHelp:
-        std::fputs(options.help().c_str(), stdout);
+        write_out(options.help());
         return 0;
       case Options::Outcome::kVersion:
-        std::printf("%s\n", version_text("k3synth").c_str());
+        write_out(version_text("k3synth") + "\n");
         return 0;
       case Options::Outcome::kRun:
         break;

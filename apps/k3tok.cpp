@@ -2,14 +2,11 @@
 #include <unistd.h>
 
 #include <array>
-#include <cerrno>
-#include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -78,14 +75,8 @@ struct Request {
   std::vector<std::string> words;
 };
 
-void put(const std::string& bytes) {
-  if (std::fwrite(bytes.data(), 1, bytes.size(), stdout) != bytes.size() ||
-      std::fflush(stdout) != 0) {
-    throw std::system_error(errno, std::generic_category(), "standard output");
-  }
-}
-
-void put(const ordered_json& j) { put(j.dump() + "\n"); }
+void put(const std::string& bytes) { write_out(bytes); }
+void put(const ordered_json& j) { write_out(j.dump() + "\n"); }
 
 bool is_utf8(std::string_view s) {
   while (!s.empty()) {

@@ -1,7 +1,9 @@
 #include "apps/local_main.h"
 
+#include <cerrno>
 #include <cstdio>
 #include <exception>
+#include <system_error>
 
 #include "rank/fault.h"
 
@@ -22,6 +24,13 @@ void print_line(const std::string& line) {
   const std::string text = line + "\n";
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);
+}
+
+void write_out(const std::string& text) {
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    throw std::system_error(errno ? errno : EIO, std::generic_category(), "standard output");
+  }
 }
 
 }  // namespace k3

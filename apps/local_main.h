@@ -12,4 +12,7 @@ int local_main(const std::string& program, const std::function<int()>& body);
 // One line to stderr in one write, so that lines of several processes do not mix; stdout is flushed first.
 void print_line(const std::string& line);
 
+// `text` to standard output, now. Its errors count (a full disk, a closed pipe): throws std::system_error.
+void write_out(const std::string& text);
+
 }  // namespace k3

@@ -32,6 +32,12 @@ run 1 "$bin/k3eval" compare --run "$scratch/one.f32" --ref "$scratch/shifted.f32
 refuses "a reference of another length" 2 '.*shifted.f32: .* rows, but the run has'
 run 1 "$bin/k3eval" compare --run "$scratch/one.f32" --ref "$scratch/two.f32" --vocab 351
 refuses "another vocabulary" 2 '.*one.f32: .* bytes, not a multiple of a row of 351 floats'
+run 1 "$bin/k3eval" compare --run "$scratch/one.f32" --ref "$scratch/two.f32" --vocab 4611686018427387904
+refuses "a vocabulary whose rows overflow" 2 '--vocab 4611686018427387904: must be given, from 1 to'
+run 1 "$bin/k3eval" compare --run "$scratch/none.f32" --ref "$scratch/one.f32" --vocab 352
+refuses "logits that are not there" 2 '.*none.f32: no such file'
+run 1 "$bin/k3eval" compare --run "$scratch" --ref "$scratch/one.f32" --vocab 352
+refuses "a folder of logits" 2 '.*: is no regular file'
 run 2 "$bin/k3eval" compare --model "$model" --ids-file "$scratch/ids.txt" --ref "$scratch/one.f32"
 [ "$rc" -eq 0 ] && below "$(number max_abs)" 1e-3 || fail "a run against a file: exit code $rc, $(number max_abs)"
 finish

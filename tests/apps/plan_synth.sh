@@ -36,6 +36,15 @@ for program in k3plan k3synth; do
   ok "$program --version" "$program" --version
 done
 
+if [ -w /dev/full ]; then
+  for program in "k3plan --shape tiny" "k3plan --help"; do
+    # shellcheck disable=SC2086
+    timeout 60 "$bin/"$program >/dev/full 2>"$scratch/err"
+    [ $? -eq 3 ] || fail "$program into a full disk: not exit code 3"
+    grep -q '^k3plan: standard output: No space left on device$' "$scratch/err" || fail "$program into a full disk: no line"
+  done
+fi
+
 bad "neither model nor shape" 'give either --model FILE or --shape NAME' k3plan
 bad "both" 'give either --model FILE or --shape NAME' k3plan --shape k3 --model "$nano"
 bad "unknown shape" 'no shape is called k4; valid: k3' k3plan --shape k4
@@ -45,6 +54,19 @@ bad "too many stages" '--pp 94: valid: 1 to 93' k3plan --shape k3 --pp 94
 bad "groups that do not divide" '--expert-groups 3: must divide --tp 8; valid: 1, 2, 4, 8' k3plan --shape k3 --tp 8 \
   --expert-groups 3
 bad "rank outside the world" '--rank 8: tp x pp gives ranks 0 to 7' k3plan --shape k3 --tp 8 --rank 8
+
+# Nothing stays of a file that could not be finished.
+bad "more threads than anybody has" '--threads 100000: valid: 1 to 1024' k3synth --out "$scratch/none.gguf" --threads 100000
+timeout --preserve-status -s INT 2 "$bin/k3synth" --preset k3-8l --threads 1 --out "$scratch/big.gguf" >"$scratch/out" \
+  2>"$scratch/err"
+rc=$? seconds=0
+refuses "an interrupted k3synth" 5 'stopped on request'
+(ulimit -f 1000; exec timeout 60 "$bin/k3synth" --preset k3-8l --out "$scratch/big.gguf") >"$scratch/out" 2>"$scratch/err"
+rc=$?
+refuses "k3synth on a full disk" 3 '.*big.gguf: write: File too large'
+compgen -G "$scratch/big.gguf*" >/dev/null && fail "half a synthetic model is left"
+mkfifo "$scratch/fifo"
+bad "a FIFO in the place of the file" '.*fifo: is a device, FIFO or socket' k3synth --out "$scratch/fifo"
 
 out=$scratch/synth.gguf
 ok "tiny" k3synth --preset tiny --out "$out"
