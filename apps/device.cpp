@@ -1,9 +1,7 @@
 #include "apps/device.h"
 
 #include <algorithm>
-#include <exception>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,16 +14,6 @@
 
 namespace k3 {
 namespace {
-
-void together(Comm& control, const std::function<void()>& work) {
-  std::optional<Fault> fault;
-  try {
-    work();
-  } catch (...) {
-    fault = fault_of(std::current_exception());
-  }
-  control.agree(fault);
-}
 
 // One device shown to each rank (Slurm's --gpus-per-task), or one list shown to all.
 int pick_device(const RunConfig& config, const LocalGroup& local) {

@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <limits>
 #include <optional>
 #include <string>
@@ -65,7 +64,6 @@ struct Prompt {
 struct Session {
   RunConfig config;
   Prompt prompt;
-  std::optional<ModelFile> file;  // header only, for the vocabulary
   std::optional<Tokenizer> tokenizer;
   std::unique_ptr<RunLog> log;
   ProgressPrinter progress;
@@ -78,14 +76,6 @@ struct Generation {
   double later_s = 0;  // all tokens after the first
   std::int64_t n_later = 0;
 };
-
-// Standard output, whose errors (a full disk, a closed pipe) count.
-void write_text(const std::string& text) {
-  errno = 0;
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    throw std::system_error(errno ? errno : EIO, std::generic_category(), "standard output");
-  }
-}
 
 double seconds_since(Clock::time_point t) {
   return std::chrono::duration<double>(Clock::now() - t).count();
@@ -111,20 +101,23 @@ void read_prompt(Prompt& prompt, const Options& options) {
   if (!prompt.text.empty() && prompt.text.back() == '\n') prompt.text.pop_back();
 }
 
-// Everything about the prompt that can be wrong is found here, from the header alone, before gigabytes are read.
+// Everything about the prompt that can be wrong is found here, from the headers alone, before gigabytes are read.
 void encode_prompt(Session& s) {
   OpenOptions open;
   open.ignore_split_count = s.config.ignore_split_count;
-  s.file.emplace(ModelFile::open(s.config.model, open));
+  const ModelFile file = ModelFile::open(s.config.model, open);
+  std::vector<std::string> inputs = part_paths(file);
+  inputs.push_back(s.prompt.file);
+  refuse_to_replace("--log", s.config.log, inputs);
   std::vector<std::string> dialects;  // the engine reports them
   const ModelConfig model =
-      read_model_config(s.file->metadata(), s.file->tensors(), s.config.model, dialects);
-  s.tokenizer.emplace(read_vocab(s.file->metadata(), s.config.model));
+      read_model_config(file.metadata(), file.tensors(), s.config.model, dialects);
+  s.tokenizer.emplace(read_vocab(file.metadata(), s.config.model));
   s.prompt.ids = s.tokenizer->encode(
       s.prompt.text, s.config.control_tokens ? ControlText::kRecognised : ControlText::kAsText);
   if (s.prompt.ids.empty()) throw std::invalid_argument(s.prompt.where + ": the prompt is empty");
   check_ids(s.prompt.ids, model.n_vocab, s.prompt.where);
-  const std::int64_t limit = std::min<std::int64_t>(model.n_ctx, 4096);
+  const std::int64_t limit = std::min(model.n_ctx, kDefaultContext);
   const std::int64_t n_ctx = s.config.n_ctx > 0 ? s.config.n_ctx : limit;
   if (static_cast<std::int64_t>(s.prompt.ids.size()) > n_ctx) {
     throw std::invalid_argument(fmt::format(
@@ -151,8 +144,8 @@ std::optional<RunConfig> prepare(Session& s, int argc, char** argv, World& world
   add_world_options(options, s.config);
   add_log_options(options, s.config);
   const Options::Outcome outcome = options.parse(arguments(argc, argv));
-  if (outcome == Options::Outcome::kHelp) write_text(options.help());
-  if (outcome == Options::Outcome::kVersion) write_text(full_version_text("k3run"));
+  if (outcome == Options::Outcome::kHelp) write_out(options.help());
+  if (outcome == Options::Outcome::kVersion) write_out(full_version_text("k3run"));
   if (outcome != Options::Outcome::kRun) return std::nullopt;
   if (!options.given("--model")) s.config.model = default_model();
   check(s.config);
@@ -217,7 +210,7 @@ void generate(Session& s, Engine& engine, Generation& out) {
   const auto emit = [&](const std::string& piece) {
     if (piece.empty()) return;
     line_open = piece.back() != '\n';
-    write_text(piece);
+    write_out(piece);
   };
   engine.reset(0);
   Clock::time_point before = Clock::now();
@@ -249,7 +242,7 @@ void generate(Session& s, Engine& engine, Generation& out) {
     log_steps(RunLog::Phase::kDecode);
   }
   emit(text.flush());
-  if (line_open) write_text("\n");
+  if (line_open) write_out("\n");
 }
 
 void report(Session& s, const Generation& g) {

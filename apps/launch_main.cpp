@@ -59,15 +59,9 @@ int rank_main(const std::string& program, const std::function<int(World&, Comm&)
 }
 
 void on_rank_0(Comm& comm, const std::function<void()>& work) {
-  std::optional<Fault> fault;
-  if (comm.rank() == 0) {
-    try {
-      work();
-    } catch (...) {
-      fault = fault_of(std::current_exception());
-    }
-  }
-  comm.agree(fault);
+  together(comm, [&] {
+    if (comm.rank() == 0) work();
+  });
 }
 
 void stop_on_signals() {

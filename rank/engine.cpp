@@ -34,18 +34,15 @@ struct Engine::Impl {
     const auto begin = Clock::now();
     prepared = prepare(asked, world, backend);
     const ShardOptions options = shard_options(prepared.config);
-    std::optional<Fault> fault;
-    try {
-      auto report_load = [&](std::uint64_t done, std::uint64_t total) {
-        if (progress) progress({Progress::Phase::kLoad, done, total, seconds_since(begin)});
-      };
+    auto report_load = [&](std::uint64_t done, std::uint64_t total) {
+      if (progress) progress({Progress::Phase::kLoad, done, total, seconds_since(begin)});
+    };
+    // Loaded on every rank, or on none. The shard's first act is to form its group, before anything can fail.
+    together(world, [&] {
       shard = std::make_unique<Shard>(*prepared.plan, *prepared.file, backend, world, options,
                                       report_load, prepared.warnings);
       backend.synchronize();
-    } catch (...) {
-      fault = fault_of(std::current_exception());
-    }
-    world.agree(fault);  // loaded on every rank, or on none
+    });
     // Only now: a rank that still reads its band is slow, not lost.
     world.set_time_limit(prepared.config.time_limit_s);
     load_s = seconds_since(begin);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <string>
 #include <system_error>
 
@@ -37,6 +38,16 @@ Fault fault_of(const std::exception_ptr& error) {
   } catch (...) {
     return spoken(kExitInternal, "unknown error");
   }
+}
+
+void together(Comm& comm, const std::function<void()>& work) {
+  std::optional<Fault> fault;
+  try {
+    work();
+  } catch (...) {
+    fault = fault_of(std::current_exception());
+  }
+  comm.agree(fault);
 }
 
 }  // namespace k3

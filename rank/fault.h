@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <stdexcept>
 
 #include "comm/comm.h"
@@ -24,5 +25,9 @@ inline constexpr int kExitInterrupted = 5;
 // invalid_argument: bad input; system_error, bad_alloc: environment; DeviceError: device; Interrupted; AgreedFault: the
 // fault it carries; all else: internal. The line never holds a line break.
 Fault fault_of(const std::exception_ptr& error);
+
+// Collective: runs `work` on this rank, then agrees. All ranks go on, or all throw AgreedFault with the lowest failing
+// rank's fault. `work` may speak to other ranks only before anything in it can fail: else they would wait for it.
+void together(Comm& comm, const std::function<void()>& work);
 
 }  // namespace k3

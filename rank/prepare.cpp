@@ -1,8 +1,8 @@
 #include "rank/prepare.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
-#include <exception>
 #include <functional>
 #include <stdexcept>
 
@@ -11,19 +11,7 @@
 namespace k3 {
 namespace {
 
-constexpr std::int64_t kDefaultContext = 4096;
 constexpr std::int64_t kLogitRows = 32;
-
-// Runs `work` on this rank, then agrees: all ranks go on, or all throw the first failing rank's fault.
-void together(Comm& world, const std::function<void()>& work) {
-  std::optional<Fault> fault;
-  try {
-    work();
-  } catch (...) {
-    fault = fault_of(std::current_exception());
-  }
-  world.agree(fault);
-}
 
 void resolve_layout(RunConfig& c, int world) {
   if (c.layout.tp == 0) {
@@ -97,12 +85,14 @@ std::string gib(std::uint64_t bytes) {
 // Ranks that share a memory are priced together; no rank allocates before all are known to fit.
 void check_fits(const Prepared& p, Comm& world, const Backend& backend) {
   Price mine;
-  const ShardCost cost =
-      shard_cost(*p.plan, *p.file, backend, world.rank(), shard_options(p.config));
-  mine.domain = std::hash<std::string>{}(backend.memory_domain());
-  mine.need = cost.total();
-  mine.per_position = cost.per_position;
-  mine.free = backend.free_bytes();
+  ShardCost cost;
+  together(world, [&] {
+    cost = shard_cost(*p.plan, *p.file, backend, world.rank(), shard_options(p.config));
+    mine.domain = std::hash<std::string>{}(backend.memory_domain());
+    mine.need = cost.total();
+    mine.per_position = cost.per_position;
+    mine.free = backend.free_bytes();
+  });
   const auto all = world.all_gather_bytes(Point::kModelCheck, std::as_bytes(std::span(&mine, 1)));
   together(world, [&] {
     std::uint64_t need = 0, per_position = 0, free = mine.free;

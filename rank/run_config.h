@@ -11,6 +11,8 @@
 
 namespace k3 {
 
+inline constexpr std::int64_t kDefaultContext = 4096;  // positions, where the model has as many
+
 struct RunConfig {
   // the model
   std::string model;                // any part of the GGUF file
@@ -18,9 +20,10 @@ struct RunConfig {
   // the world
   Layout
       layout;  // tp * pp must equal the number of ranks; tp == 0: as many as there are ranks / pp
-  std::string backend = "cpu";      // cpu or cuda
-  std::string comm = "nccl";        // what data travel over between CUDA ranks: nccl, or mpi through the host
-  bool share_gpu = false;           // several ranks may use one device; data then go through the host
+  std::string backend = "cpu";  // cpu or cuda
+  std::string comm =
+      "nccl";  // what data travel over between CUDA ranks: nccl, or mpi through the host
+  bool share_gpu = false;    // several ranks may use one device; data then go through the host
   int threads = 0;           // per rank; 0: cores of the node / ranks on the node, at least 1
   double time_limit_s = 60;  // a rank that waits longer for its peers ends the job; 0: never
   // the sequence
