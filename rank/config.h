@@ -58,6 +58,8 @@ struct ModelConfig {
   std::int64_t nope() const { return key_len - rope; }
   std::int64_t kda_width() const { return n_head * kda_head_dim; }
   std::int64_t cache_row() const { return kv_latent + rope; }
+  // Streams banked before layer il runs, as its attention mixes them: ceil(il / bank_block). n_layer: as the head does.
+  std::int64_t bank_before(std::int64_t il) const { return (il + bank_block - 1) / bank_block; }
   // Streams the bank holds when layer il mixes for its ffn (layer il's own push included): il / bank_block + 1.
   std::int64_t bank_size(std::int64_t il) const { return il / bank_block + 1; }
 };

@@ -4,14 +4,6 @@
 #include <string>
 
 namespace k3 {
-namespace {
-
-// Streams that have been banked before layer il runs.
-std::int64_t banked(const ModelConfig& m, std::int64_t il) {
-  return (il + m.bank_block - 1) / m.bank_block;
-}
-
-}  // namespace
 
 Forward::Forward(Backend& backend, const Plan& plan, int rank, const Weights& weights, State& state,
                  Work& work, Comm& world, Comm& group)
@@ -80,14 +72,14 @@ void Forward::speak(const Phase& phase) {
 
 // x and every banked stream travel in one message, to the rank of the same place in the next stage.
 void Forward::receive_stage(std::int64_t n_tok) {
-  const std::int64_t streams = 1 + banked(plan_.config(), plan_.layers(rank_).begin);
+  const std::int64_t streams = 1 + plan_.config().bank_before(plan_.layers(rank_).begin);
   world_.recv(Point::kStageHandOff, work_.x.data,
               static_cast<std::size_t>(streams * n_tok * work_.x.cols), rank_ - plan_.layout().tp,
               backend_.stream());
 }
 
 void Forward::send_stage(std::int64_t n_tok) {
-  const std::int64_t streams = 1 + banked(plan_.config(), plan_.layers(rank_).end);
+  const std::int64_t streams = 1 + plan_.config().bank_before(plan_.layers(rank_).end);
   world_.send(Point::kStageHandOff, work_.x.data,
               static_cast<std::size_t>(streams * n_tok * work_.x.cols), rank_ + plan_.layout().tp,
               backend_.stream());
@@ -97,7 +89,7 @@ View<float> Forward::head(const BatchView& batch, RowRange rows) {
   if (!plan_.has_head(rank_)) throw std::logic_error("head() on a stage without one");
   if (rows.count > work_.logits.rows) throw std::logic_error("head(): more rows than Work has");
   const ModelConfig& m = plan_.config();
-  const std::int64_t n_bank = banked(m, m.n_layer);
+  const std::int64_t n_bank = m.bank_before(m.n_layer);
   const View<float> y = work_.head_in.slice(0, rows.count), out = work_.logits.slice(0, rows.count);
   StepContext c = context(batch);
   float* probs = probe_ != nullptr ? work_.probs.data : nullptr;

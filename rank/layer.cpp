@@ -3,11 +3,6 @@
 namespace k3 {
 namespace {
 
-// Streams in the bank when layer il's attention mixes: il's own push comes after.
-std::int64_t bank_before(const ModelConfig& m, std::int64_t il) {
-  return (il + m.bank_block - 1) / m.bank_block;
-}
-
 View<float> bank_entry(StepContext& c, std::int64_t i) {
   return {c.work.bank + i * c.work.bank_stride, c.batch.n_tok, c.model().hidden};
 }
@@ -32,7 +27,7 @@ void embed_phase(StepContext& c, int) {
 void attention_input(StepContext& c, int il) {
   const ModelConfig& m = c.model();
   if (il == 0) c.see("inp_embd", -1, c.work.x);
-  mixed_input(c, il, bank_before(m, il), Role::kAttnResScore, Role::kAttnNorm, "res_probs_attn");
+  mixed_input(c, il, m.bank_before(il), Role::kAttnResScore, Role::kAttnNorm, "res_probs_attn");
   // The raw stream is banked, not the mixed one.
   if (il % m.bank_block == 0) c.backend.copy_rows(bank_entry(c, il / m.bank_block), c.work.x);
   c.see("attn_norm", il, c.work.y);

@@ -57,10 +57,6 @@ bool same_shape(const TensorInfo& t, const Shape& want, bool any_ones) {
   return std::equal(dims.begin(), dims.end(), t.dims.begin());
 }
 
-bool is_conv(Role role) {
-  return role == Role::kKdaConvQ || role == Role::kKdaConvK || role == Role::kKdaConvV;
-}
-
 void check_shape(const TensorInfo& t, const Shape& want, bool any_ones, const std::string& file) {
   if (same_shape(t, want, any_ones)) return;
   std::vector<std::string> numbers, names;

@@ -65,6 +65,7 @@ enum class Role : std::uint8_t {
   kCount,
 };
 const char* role_name(Role role);
+bool is_conv(Role role);  // one of the three KDA convolutions
 
 enum class Cut : std::uint8_t {
   kReplicate,

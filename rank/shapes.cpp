@@ -8,6 +8,10 @@
 namespace k3 {
 namespace {
 
+// A layer costs a record before anything is checked, so this bound comes before the reader's.
+constexpr std::int64_t kMaxLayer = 4096;
+constexpr std::int64_t kMaxSize = (std::int64_t{1} << 31) - 1;
+
 ModelShape real_shape() {
   ModelShape s;
   s.name = "k3";
@@ -205,7 +209,13 @@ ModelConfig config_of(const ModelShape& s) {
                                 {s.ffn_dense, "dense width"},
                                 {s.bank_block, "residual block"}}) {
     require(n >= 1, s, std::string(what) + " " + std::to_string(n) + ", expected at least 1");
+    // Metadata hold 32 bits; more would be written as another number.
+    require(n <= kMaxSize, s,
+            std::string(what) + " " + std::to_string(n) + ", expected at most " +
+                std::to_string(kMaxSize));
   }
+  require(s.n_layer <= kMaxLayer, s,
+          "layers " + std::to_string(s.n_layer) + ", expected at most " + std::to_string(kMaxLayer));
   require(s.q_latent >= 0 && s.n_shared >= 0 && s.n_dense >= 0, s, "a count is negative");
   require(s.n_dense <= s.n_layer, s, "more dense layers than layers");
   require(s.key_len > s.rope, s,
@@ -303,7 +313,7 @@ ModelOutline outline_of(const ModelShape& shape, const QuantRecipe& recipe) {
     for (const Axis& a : shape_of(config, role, layer)) t.dims.push_back(a.n);
     const bool vector = t.dims.size() == 1;
     t.type = vector ? BlockType::kF32 : recipe.type_of(role, t.dims[0]);
-    if (role == Role::kKdaConvQ || role == Role::kKdaConvK || role == Role::kKdaConvV) {
+    if (is_conv(role)) {
       t.dims = {t.dims[0], 1, t.dims[1], 1};  // as converters write it
     }
     out.tensors.push_back(std::move(t));

@@ -200,6 +200,10 @@ Shape ffn_shape(const ModelConfig& c, Role role, int layer) {
 
 const char* role_name(Role role) { return row(role).name; }
 
+bool is_conv(Role role) {
+  return role == Role::kKdaConvQ || role == Role::kKdaConvK || role == Role::kKdaConvV;
+}
+
 const char* cut_name(Cut cut) {
   switch (cut) {
     case Cut::kReplicate:

@@ -31,10 +31,6 @@ bool is_vector(Role role) {
   }
 }
 
-bool is_conv(Role role) {
-  return role == Role::kKdaConvQ || role == Role::kKdaConvK || role == Role::kKdaConvV;
-}
-
 const TensorInfo& source(const ModelFile& file, const std::string& name) {
   const TensorInfo* t = file.find(name);
   if (t == nullptr) throw std::logic_error("planned tensor '" + name + "' is not in the file");

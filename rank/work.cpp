@@ -41,10 +41,6 @@ Widths widths(const Plan& plan, int rank) {
   return w;
 }
 
-std::int64_t bank_entries(const ModelConfig& m) {
-  return (m.n_layer + m.bank_block - 1) / m.bank_block;
-}
-
 }  // namespace
 
 Work::Work(Backend& backend, const Plan& plan, int rank, std::int64_t max_tok,
@@ -84,7 +80,8 @@ std::uint64_t Work::carve(std::byte* base, const Plan& plan, int rank,
     v = take(max_tok_, cols);
     by_tok_.push_back(&v);
   };
-  x = take((bank_entries(m) + 1) * max_tok_, m.hidden);
+  const std::int64_t n_stream = m.bank_before(m.n_layer) + 1;  // the bank at its largest, and x
+  x = take(n_stream * max_tok_, m.hidden);
   for (View<float>* v : {&y, &a, &tmp}) per_tok(*v, m.hidden);
   per_tok(u, 3 * w.kda);
   per_tok(qkv, 3 * w.kda);
@@ -109,7 +106,7 @@ std::uint64_t Work::carve(std::byte* base, const Plan& plan, int rank,
       View<std::int32_t>(reinterpret_cast<std::int32_t*>(ids.data), max_tok_, m.n_expert_used);
   per_tok(ffn_g, w.ffn);
   per_tok(ffn_u, w.ffn);
-  per_tok(probs, bank_entries(m) + 1);
+  per_tok(probs, n_stream);
   head_in = take(max_logit_rows, m.hidden);
   logits = take(max_logit_rows, w.vocab);
   return bytes;
