@@ -39,7 +39,6 @@ class Work {
   // in one message: [x | bank 0 | bank 1 ...], each [n_tok, hidden].
   void shape(std::int64_t n_tok);
 
-  std::int64_t max_tok() const { return max_tok_; }
   std::uint64_t device_bytes() const { return storage_->bytes(); }
 
   View<float> x;          // [n_tok, hidden] the residual stream
@@ -112,7 +111,7 @@ void close_layer_phase(StepContext& c, int il);
 // Shared by the block kinds: the mixed, normed input of a layer's attention or ffn part into work.y.
 void attention_input(StepContext& c, int il);
 void ffn_input(StepContext& c, int il);
-// The gated ffn of `ffn` columns: y_out = down . situ(gate . in, up . in).
+// out = down . situ(gate . y, up . y) over this rank's band of the ffn, y = work.y: a partial sum where the ffn is cut.
 void gated_ffn(StepContext& c, int il, View<float> out, Role gate, Role up, Role down);
 
 }  // namespace k3

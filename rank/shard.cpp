@@ -32,7 +32,6 @@ Shard::Shard(const Plan& plan, const ModelFile& file, Backend& backend, Comm& wo
     : plan_(plan),
       backend_(backend),
       rank_(world.rank()),
-      logit_rows_(options.logit_rows),
       group_(world.split(plan.layout().stage(world.rank()), plan.layout().tp_rank(world.rank()))),
       sequences_(static_cast<std::size_t>(options.state.n_slot)) {
   // A failure here must not leave the others waiting: the caller agrees after construction, and nothing below speaks.

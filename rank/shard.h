@@ -57,6 +57,7 @@ class Shard {
 
   Forward& forward() { return *forward_; }
   const Weights& weights() const { return *weights_; }
+  const State& state() const { return *state_; }
   std::uint64_t state_bytes() const { return state_->bytes(); }
   std::uint64_t work_bytes() const { return work_->device_bytes(); }
   const Comm& group() const { return *group_; }
@@ -72,7 +73,6 @@ class Shard {
   const Plan& plan_;
   Backend& backend_;
   int rank_;
-  std::int64_t logit_rows_;
   std::unique_ptr<Comm> group_;
   std::unique_ptr<Weights> weights_;
   std::unique_ptr<State> state_;
