@@ -18,7 +18,7 @@ class ProgressPrinter {
  private:
   using Clock = std::chrono::steady_clock;
   bool live_;
-  bool open_ = false;  // a live line is on the screen
+  bool open_ = false;   // a live line is on the screen
   bool said_ = false;   // something of this phase has been printed
   bool ended_ = false;  // its last line has
   Progress::Phase phase_ = Progress::Phase::kLoad;

@@ -149,7 +149,8 @@ void check_place(const GgufHeader& h, int part, int count) {
                                 ", the name says " + std::to_string(count));
   }
   if (*stored_no != static_cast<std::uint32_t>(part - 1)) {
-    throw std::invalid_argument(h.file + ": is part " + std::to_string(std::uint64_t{*stored_no} + 1) +
+    throw std::invalid_argument(h.file + ": is part " +
+                                std::to_string(std::uint64_t{*stored_no} + 1) +
                                 " by its split.no, part " + std::to_string(part) +
                                 " by its name (a copy of another part?)");
   }

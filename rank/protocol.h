@@ -14,11 +14,11 @@ namespace k3 {
 
 struct Command {
   enum class Kind : std::int32_t {
-    kExtend,  // append ids to a slot's sequence and run them
-    kMore,    // the candidates were too few: search the same logits again
-    kReset,   // the slot's sequence starts anew
+    kExtend,     // append ids to a slot's sequence and run them
+    kMore,       // the candidates were too few: search the same logits again
+    kReset,      // the slot's sequence starts anew
     kFabricate,  // the slot holds `length` made-up positions
-    kReport,  // say how you are (gather of encoded RankReports)
+    kReport,     // say how you are (gather of encoded RankReports)
     kStop,
   };
   enum class Want : std::int32_t { kNothing, kCandidates, kLastLogits, kAllLogits };

@@ -3,8 +3,8 @@
 // the plain version: their start-up code is not ready when the choice is made.
 #pragma once
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define K3_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define K3_CLONES

@@ -12,8 +12,9 @@ constexpr std::size_t kMaxLines = 900;
 
 struct Room {
   std::string_view name;
-  std::string_view may_include;  // own headers aside: rooms ("rank/") and single headers, between blanks
-  std::string_view never_sees;   // families of calls: mpi cuda nccl hdf5 print
+  std::string_view
+      may_include;  // own headers aside: rooms ("rank/") and single headers, between blanks
+  std::string_view never_sees;  // families of calls: mpi cuda nccl hdf5 print
 };
 
 // The table. Two headers of plain data cross between the lower rooms.
@@ -43,7 +44,9 @@ bool has_word(std::string_view list, std::string_view word) {
   return list.find(" " + std::string(word) + " ") != std::string_view::npos;
 }
 
-bool starts_with(std::string_view s, std::string_view prefix) { return s.substr(0, prefix.size()) == prefix; }
+bool starts_with(std::string_view s, std::string_view prefix) {
+  return s.substr(0, prefix.size()) == prefix;
+}
 
 std::string_view first_folder(std::string_view path) { return path.substr(0, path.find('/')); }
 
@@ -58,7 +61,8 @@ class Report {
  public:
   Report(std::string_view path, std::string_view text) : path_(path), text_(text) {}
   void add(std::size_t at, const std::string& what) {
-    const auto line = 1 + std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(at), '\n');
+    const auto line =
+        1 + std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(at), '\n');
     lines.push_back(path_ + ":" + std::to_string(line) + ": " + what);
   }
   std::vector<std::string> lines;
@@ -80,7 +84,8 @@ bool may_include(const Room& room, std::string_view header) {
          has_word(room.may_include, header);
 }
 
-void check_includes(const Room& room, std::string_view path, const std::string& code, Report& report) {
+void check_includes(const Room& room, std::string_view path, const std::string& code,
+                    Report& report) {
   each_match(code, "(^|\n)[ \t]*#[ \t]*include[ \t]*([<\"])([^>\"\n]+)", [&](const std::smatch& m) {
     const std::string header = m[3];
     const auto at = static_cast<std::size_t>(m.position(3));
@@ -122,9 +127,12 @@ std::string strip(std::string_view text, bool keep_literals) {
     } else if (starts_with(rest, "R\"")) {
       const std::string_view mark = rest.substr(2, rest.find('(') - 2);
       copy(past(")" + std::string(mark) + "\"", i), keep_literals);
-    } else if (text[i] == '"' || (text[i] == '\'' && !(i > 0 && std::isalnum(static_cast<unsigned char>(text[i - 1]))))) {
+    } else if (text[i] == '"' ||
+               (text[i] == '\'' &&
+                !(i > 0 && std::isalnum(static_cast<unsigned char>(text[i - 1]))))) {
       std::size_t end = i + 1;
-      while (end < text.size() && text[end] != text[i] && text[end] != '\n') end += text[end] == '\\' ? 2 : 1;
+      while (end < text.size() && text[end] != text[i] && text[end] != '\n')
+        end += text[end] == '\\' ? 2 : 1;
       copy(end + 1, keep_literals);
     } else {
       copy(i + 1, true);
@@ -137,13 +145,15 @@ std::vector<std::string> broken_rules(std::string_view path, std::string_view te
   Report report(path, text);
   const auto n_line = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
   if (n_line > kMaxLines) {
-    report.add(text.size(), "has " + std::to_string(n_line) + " lines, " + std::to_string(kMaxLines) + " at most");
+    report.add(text.size(), "has " + std::to_string(n_line) + " lines, " +
+                                std::to_string(kMaxLines) + " at most");
   }
   const std::string words = strip(text, false);
   Report in_words(path, words);
   if (!starts_with(path, "comm/launcher")) {
     each_match(words, "\\b(secure_)?getenv\\b|\\benviron\\b", [&](const std::smatch& m) {
-      in_words.add(static_cast<std::size_t>(m.position()), "reads the environment; comm/launcher is the only place");
+      in_words.add(static_cast<std::size_t>(m.position()),
+                   "reads the environment; comm/launcher is the only place");
     });
   }
   if (const Room* room = room_of(path)) {

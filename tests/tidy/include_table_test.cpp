@@ -45,15 +45,20 @@ TEST_CASE("every source file keeps to the table of who may know what") {
 }
 
 TEST_CASE("the lower rooms include each other only for the block types and the peer view") {
-  check_caught("loader/gguf.cpp", "#include \"comm/comm.h\"\n", "loader/gguf.cpp:1: includes \"comm/comm.h\"");
-  check_caught("kernels/cpu/x.cpp", "\n#include \"loader/gguf.h\"\n", "kernels/cpu/x.cpp:2: includes");
+  check_caught("loader/gguf.cpp", "#include \"comm/comm.h\"\n",
+               "loader/gguf.cpp:1: includes \"comm/comm.h\"");
+  check_caught("kernels/cpu/x.cpp", "\n#include \"loader/gguf.h\"\n",
+               "kernels/cpu/x.cpp:2: includes");
   check_caught("comm/x.cpp", "#  include \"kernels/backend.h\"\n", "comm/ may not");
   check_caught("rank/x.cpp", "#include \"apps/options.h\"\n", "rank/ may not");
   check_caught("comm/x.h", "#include \"rank/plan.h\"", "comm/ may not");
   check_caught("loader/x.h", "#include \"blocks.h\"\n", "loader/ may not");
-  CHECK(broken_rules("kernels/x.cpp", "#include \"loader/blocks.h\"\n#include \"comm/peer_view.h\"\n").empty());
+  CHECK(
+      broken_rules("kernels/x.cpp", "#include \"loader/blocks.h\"\n#include \"comm/peer_view.h\"\n")
+          .empty());
   CHECK(broken_rules("comm/x.cpp", "#include \"loader/blocks.h\"\n#include <mpi.h>\n").empty());
-  CHECK(broken_rules("rank/x.cpp", "#include \"loader/gguf.h\"\n#include \"comm/comm.h\"\n").empty());
+  CHECK(
+      broken_rules("rank/x.cpp", "#include \"loader/gguf.h\"\n#include \"comm/comm.h\"\n").empty());
 }
 
 TEST_CASE("rank never sees MPI, CUDA, NCCL or HDF5, by header or by name") {
@@ -65,14 +70,17 @@ TEST_CASE("rank never sees MPI, CUDA, NCCL or HDF5, by header or by name") {
   check_caught("rank/x.cpp", "cudaMalloc(&p, n);\n", "uses cudaMalloc");
   check_caught("rank/x.cpp", "H5Fopen(f);\n", "uses H5Fopen");
   check_caught("rank/x.cpp", "std::cout << 1;\n", "uses std::cout");
-  CHECK(broken_rules("rank/x.cpp", "// MPI_Barrier, cudaMalloc\nauto s = \"H5Fopen\"; /* ncclSend */\n").empty());
+  CHECK(broken_rules("rank/x.cpp",
+                     "// MPI_Barrier, cudaMalloc\nauto s = \"H5Fopen\"; /* ncclSend */\n")
+            .empty());
 }
 
 TEST_CASE("only apps/options parses options, and apps makes no call of MPI or CUDA") {
   check_caught("apps/k3run.cpp", "#include <boost/program_options.hpp>\n", "apps/options");
   CHECK(broken_rules("apps/options.cpp", "#include <boost/program_options.hpp>\n").empty());
   check_caught("apps/k3run.cpp", "MPI_Abort(c, 1);\n", "uses MPI_Abort");
-  CHECK(broken_rules("apps/k3run.cpp", "#include <iostream>\nvoid f() { std::cout << 1; }\n").empty());
+  CHECK(broken_rules("apps/k3run.cpp", "#include <iostream>\nvoid f() { std::cout << 1; }\n")
+            .empty());
 }
 
 TEST_CASE("only the launcher reads the environment") {
