@@ -119,6 +119,24 @@ std::string read_text(const std::string& path) {
   return text.str();
 }
 
+std::vector<std::string> part_paths(const ModelFile& file) {
+  std::vector<std::string> paths;
+  for (const PartInfo& part : file.parts()) paths.push_back(part.path);
+  return paths;
+}
+
+void refuse_to_replace(const std::string& option, const std::string& output,
+                       const std::vector<std::string>& inputs) {
+  std::error_code absent;
+  if (!fs::is_regular_file(output, absent)) return;
+  for (const std::string& input : inputs) {
+    if (fs::equivalent(output, input, absent)) {
+      throw std::invalid_argument(
+          fmt::format("{} {}: would replace the input {}", option, output, input));
+    }
+  }
+}
+
 std::vector<std::int32_t> parse_ids(const std::string& text, const std::string& where) {
   std::vector<std::int32_t> ids;
   std::istringstream words(text);

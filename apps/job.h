@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/mpi_comm.h"
+#include "loader/parts.h"
 #include "rank/engine.h"
 #include "rank/run_log.h"
 
@@ -31,6 +32,14 @@ RunFacts run_facts(const std::string& program, const std::string& command_line,
 
 // Whole text of a file; "-" is standard input. Throws std::system_error naming it.
 std::string read_text(const std::string& path);
+
+// Every part of the model.
+std::vector<std::string> part_paths(const ModelFile& file);
+
+// An output that is one of the inputs, by whatever name, would be lost before or while it is read: throws
+// std::invalid_argument naming both. Empty names and files that are not there do not count.
+void refuse_to_replace(const std::string& option, const std::string& output,
+                       const std::vector<std::string>& inputs);
 
 // Blank-separated ids. Throws std::invalid_argument naming `where` and the first word that is no id.
 std::vector<std::int32_t> parse_ids(const std::string& text, const std::string& where);

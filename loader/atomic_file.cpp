@@ -1,8 +1,11 @@
 #include "loader/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cerrno>
+#include <filesystem>
+#include <stdexcept>
 #include <system_error>
 #include <utility>
 
@@ -11,9 +14,28 @@ namespace {
 
 constexpr std::size_t kBuffer = 1 << 20;
 
+// What a rename may replace. A device or a FIFO would be gone afterwards (root can do that to /dev/null); and a symbolic
+// link, /dev/stdout among them, means the file it leads to.
+std::string replaceable(std::string path) {
+  struct stat st;
+  if (::stat(path.c_str(), &st) != 0) return path;  // new, or for open() to refuse
+  if (!S_ISREG(st.st_mode)) {
+    throw std::invalid_argument(path + ": is " +
+                                (S_ISDIR(st.st_mode) ? "a directory" : "a device, FIFO or socket") +
+                                ", expected the name of a file");
+  }
+  std::error_code no_name;  // a deleted file that is still open
+  const std::filesystem::path real = std::filesystem::canonical(path, no_name);
+  if (no_name) {
+    throw std::invalid_argument(path + ": leads to no name, expected the name of a file");
+  }
+  return std::filesystem::is_symlink(path, no_name) ? real.string() : path;
+}
+
 }  // namespace
 
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), tmp_(path_ + ".tmp") {
+AtomicFile::AtomicFile(std::string path)
+    : path_(replaceable(std::move(path))), tmp_(path_ + ".tmp") {
   fd_ = ::open(tmp_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) {
     const int error = errno;

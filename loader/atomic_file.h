@@ -13,6 +13,8 @@ namespace k3 {
 class AtomicFile {
  public:
   // All members throw std::system_error naming the path; a full disk shows in write(), sync() or commit().
+  // A symbolic link is followed: the file behind it is replaced. Throws std::invalid_argument where PATH is there and is
+  // no regular file.
   explicit AtomicFile(std::string path);
   ~AtomicFile();
   AtomicFile(AtomicFile&& other) noexcept;

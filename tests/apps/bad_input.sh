@@ -65,6 +65,19 @@ bad "NaN in a norm" 2 "bad.gguf: blk.5.attn_norm.weight: element 0 is NaN" --mod
 cp "$split"-0000[13]-of-00003.gguf "$scratch"
 bad "missing part" 2 '.*00002-of-00003.gguf' --model "$scratch/k3-split3-f32-00001-of-00003.gguf" --prompt x
 
+# ---- outputs that are inputs ------------------------------------------------------------------------------------------
+cp "$nano" "$scratch/own.gguf"
+ln -s own.gguf "$scratch/other.gguf"
+echo x >"$scratch/prompt.txt"
+bad "log over the model" 2 '--log .*other.gguf: would replace the input .*own.gguf' --model "$scratch/own.gguf" --prompt x \
+  --log "$scratch/other.gguf"
+bad "log over the prompt" 2 '--log .*prompt.txt: would replace the input' --prompt-file "$scratch/prompt.txt" \
+  --log "$scratch/prompt.txt"
+run 1 "$bin/k3eval" logits --model "$scratch/own.gguf" --ids 1 --out "$scratch/other.gguf"
+refuses "logits over the model" 2 '--out .*other.gguf: would replace the input .*own.gguf'
+cmp -s "$nano" "$scratch/own.gguf" && [ "$(cat "$scratch/prompt.txt")" = x ] || fail "an input was replaced"
+bad "log in the place of a folder" 2 '.*: is a directory, expected the name of a file' --prompt x --log "$scratch"
+
 # ---- ids --------------------------------------------------------------------------------------------------------------
 for n in 1 2; do
   run "$n" "$bin/k3eval" logits --ids '1 2 2048' --out "$scratch/x.f32"

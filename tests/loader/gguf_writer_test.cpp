@@ -1,6 +1,7 @@
 #include "loader/gguf_writer.h"
 
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <csignal>
 
 #include "loader/atomic_file.h"
@@ -200,6 +201,24 @@ TEST_CASE("an atomic file replaces the old one only when committed") {
   CHECK(read_bytes(path).size() == (3 << 20) + 2);
   CHECK(!std::filesystem::exists(path + ".tmp"));
   CHECK_THROWS_AS(AtomicFile(dir / "no/such/folder/f"), std::system_error);
+}
+
+TEST_CASE("an atomic file replaces files only: no device, FIFO or folder, and not the link to a file") {
+  const TempDir dir;
+  REQUIRE(::mkfifo((dir / "fifo").c_str(), 0600) == 0);
+  CHECK_THROWS_AS(AtomicFile(dir / "fifo"), std::invalid_argument);
+  CHECK_THROWS_AS(AtomicFile{dir.path()}, std::invalid_argument);
+  CHECK(std::filesystem::is_fifo(dir / "fifo"));
+  CHECK(!std::filesystem::exists(dir / "fifo.tmp"));
+
+  const std::vector<std::byte> old{std::byte{1}}, now{std::byte{2}};
+  test::write_bytes(dir / "file", old);
+  std::filesystem::create_symlink("file", dir / "link");
+  AtomicFile file(dir / "link");
+  file.write(now);
+  file.commit();
+  CHECK(std::filesystem::is_symlink(dir / "link"));
+  CHECK(read_bytes(dir / "file") == now);
 }
 
 }  // namespace k3
