@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <system_error>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/ops.h"
@@ -20,8 +21,11 @@ class HeapBuffer final : public DeviceBuffer {
   explicit HeapBuffer(std::size_t bytes) : bytes_(bytes) {
     // calloc leaves untouched pages to the kernel: a cache for a long context costs what is used of it.
     data_ = static_cast<std::byte*>(std::calloc(std::max<std::size_t>(bytes, 1), 1));
-    if (data_ == nullptr)
-      throw DeviceError("cpu: no memory for " + std::to_string(bytes) + " bytes");
+    // The machine's memory, not a device's: exit code 3.
+    if (data_ == nullptr) {
+      throw std::system_error(std::make_error_code(std::errc::not_enough_memory),
+                              "cpu: " + std::to_string(bytes) + " bytes");
+    }
   }
   ~HeapBuffer() override { std::free(data_); }
   HeapBuffer(const HeapBuffer&) = delete;
