@@ -78,7 +78,7 @@ HostBox whole(BlockType type, std::array<std::int64_t, 3> dims, const std::byte*
   return {type, dims, {0, 0, 0}, dims, base};
 }
 
-// A stored matrix of any type with finite values: random bytes with every half-float scale set to a small number.
+// A stored matrix of any type: random blocks, each drawn again until its values are finite and small.
 std::vector<std::byte> random_blocks(BlockType type, std::int64_t n_elem, unsigned seed) {
   const BlockTraits& t = traits(type);
   std::mt19937 rng(seed);
