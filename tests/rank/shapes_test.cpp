@@ -93,6 +93,12 @@ TEST_CASE("a shape that is no model is refused by what is wrong with it") {
   s = named_shape("tiny");
   s.key_len = 16;
   CHECK(has(refusal([&] { config_of(s); }), "key length 16"));
+  s = named_shape("tiny");
+  s.hidden = (std::int64_t{1} << 32) + 64;
+  CHECK(has(refusal([&] { config_of(s); }), "hidden width 4294967360, expected at most"));
+  s = named_shape("tiny");
+  s.n_layer = 100'000'000;
+  CHECK(has(refusal([&] { config_of(s); }), "layers 100000000, expected at most 4096"));
 }
 
 }  // namespace
