@@ -254,6 +254,20 @@ void RunLog::summary(const std::string& name, double value) {
   impl_->change([&] { impl_->root.group("summary").set(name, value); });
 }
 
+void RunLog::bench(const BenchRecord& record) {
+  impl_->change([&] {
+    h5::Group g = impl_->root.group("bench");
+    g.set("command", record.command);
+    for (const auto& [name, value] : record.texts) g.set(name, value);
+    for (const auto& [name, value] : record.numbers) g.set(name, value);
+    g.write<std::int32_t>("untimed_id", record.untimed_ids);
+    g.write<std::int32_t>("id", record.ids);
+    g.write<double>("seconds", record.seconds);
+    h5::Group ranks = impl_->root.group("bench/ranks");
+    for (const auto& [name, values] : record.rank_columns) ranks.write<double>(name, values);
+  });
+}
+
 void RunLog::close(const std::string& state, const std::string& reason, const std::string& line) {
   impl_->change([&] {
     impl_->root.set("state", state);

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "rank/bench_record.h"
 #include "rank/engine.h"
 
 namespace k3 {
@@ -61,6 +62,8 @@ class RunLog {
   void token(const Decision& token, double seconds);
   // A number of the summary, unit in the name: "ttft_ms".
   void summary(const std::string& name, double value);
+  // What a benchmark found: group "bench". Once.
+  void bench(const BenchRecord& record);
 
   // "finished", "interrupted" or "failed". `reason`: why generation ended ("eos", "length", ...); `line`: the error. Takes
   // the last snapshot. Later calls, of any kind, change nothing.
