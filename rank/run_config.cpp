@@ -71,7 +71,7 @@ void require_range(const char* option, T value, T low, T high, const char* what)
 
 void check(const RunConfig& c) {
   if (c.model.empty()) throw std::invalid_argument("--model: is empty");
-  require_range("tp", c.layout.tp, 0, 1024, "ranks; 0: as many as there are / pp");
+  require_range("tp", c.layout.tp, 0, 64, "ranks; 0: as many as there are / pp");
   require_range("pp", c.layout.pp, 1, 1024, "stages");
   require_range("expert-groups", c.layout.expert_groups, 0, 1024, "groups; 0: chosen");
   if (c.layout.tp > 0 && c.layout.expert_groups > 0 && c.layout.tp % c.layout.expert_groups != 0) {

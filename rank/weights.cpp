@@ -83,6 +83,29 @@ Span matrix_span(const PlannedTensor& t, const Box& box, std::int64_t mat) {
           (m * rows + static_cast<std::uint64_t>(box.axis[1].end)) * row};
 }
 
+// Asks for the band's bytes ahead of their use. Where a row is many pages and a column band takes few of them, row by row:
+// asking for whole rows would read what other ranks hold.
+void read_ahead(const PlannedTensor& t, const Box& box, const ModelFile& file,
+                const TensorInfo& info) {
+  constexpr std::uint64_t kPage = 4096;
+  const BlockTraits& tr = traits(t.type);
+  const auto row = block_bytes(t.type, static_cast<std::uint64_t>(t.dims[0]));
+  const auto begin = static_cast<std::uint64_t>(box.axis[0].begin / tr.elems * tr.bytes);
+  const auto end =
+      static_cast<std::uint64_t>((box.axis[0].end + tr.elems - 1) / tr.elems * tr.bytes);
+  const bool by_row = end - begin + 2 * kPage < row;
+  for (std::int64_t m = box.axis[2].begin; m < box.axis[2].end; ++m) {
+    const Span span = matrix_span(t, box, m);
+    if (!by_row) {
+      file.will_need(info, span.begin, span.end);
+      continue;
+    }
+    for (std::uint64_t at = span.begin; at < span.end; at += row) {
+      file.will_need(info, at + begin, at + end);
+    }
+  }
+}
+
 }  // namespace
 
 std::uint64_t weight_bytes(const Plan& plan, const ModelFile& file, const Backend& backend,
@@ -156,10 +179,7 @@ void Weights::load_matrix(const PlannedTensor& t, const Box& box, const ModelFil
     s.matrix.n_mat = box.axis[2].size();
     return;
   }
-  for (std::int64_t m = box.axis[2].begin; m < box.axis[2].end; ++m) {
-    const Span span = matrix_span(t, box, m);
-    file.will_need(info, span.begin, span.end);
-  }
+  read_ahead(t, box, file, info);
   const HostBox host = host_box(t, box, file.data(info));
   const std::size_t before = storage_.size();
   s.matrix = backend.load(host, storage_);
