@@ -109,8 +109,11 @@ std::string read_text(const std::string& path) {
     return text.str();
   }
   // ifstream opens directories and fails only when read.
-  if (!fs::exists(path)) throw std::invalid_argument(path + ": no such file");
-  if (fs::is_directory(path)) throw std::invalid_argument(path + ": is a directory");
+  std::error_code forbidden;  // opening it says so
+  if (!fs::exists(path, forbidden) && !forbidden) {
+    throw std::invalid_argument(path + ": no such file");
+  }
+  if (fs::is_directory(path, forbidden)) throw std::invalid_argument(path + ": is a directory");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file) throw std::system_error(errno ? errno : EIO, std::generic_category(), path);

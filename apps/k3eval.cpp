@@ -87,8 +87,12 @@ class RowReader {
  public:
   RowReader(const std::string& path, std::int64_t n_vocab) : path_(path), n_vocab_(n_vocab) {
     // What cannot be read here is bad input, as a model is that is not there; a stream would open a folder.
-    if (!std::filesystem::exists(path)) throw std::invalid_argument(path + ": no such file");
-    if (!std::filesystem::is_regular_file(path)) {
+    std::error_code forbidden;  // opening it says so
+    const auto kind = std::filesystem::status(path, forbidden).type();
+    if (kind == std::filesystem::file_type::not_found) {
+      throw std::invalid_argument(path + ": no such file");
+    }
+    if (!forbidden && kind != std::filesystem::file_type::regular) {
       throw std::invalid_argument(path + ": is no regular file, expected raw floats");
     }
     errno = 0;

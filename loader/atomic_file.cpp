@@ -35,11 +35,12 @@ std::string replaceable(std::string path) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path)
-    : path_(replaceable(std::move(path))), tmp_(path_ + ".tmp") {
+    : path_(replaceable(std::move(path))),
+      tmp_(path_ + "." + std::to_string(::getpid()) + ".tmp") {  // two jobs may write the same file
   fd_ = ::open(tmp_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) {
     const int error = errno;
-    throw std::system_error(error, std::generic_category(), tmp_ + ": create");
+    throw std::system_error(error, std::generic_category(), path_ + ": create");
   }
   buffer_.reserve(kBuffer);
 }

@@ -1,4 +1,5 @@
-// A file that appears under its name only when it is whole: written as PATH.tmp, then synced and renamed by commit().
+// A file that appears under its name only when it is whole: written as PATH.PID.tmp, then synced and renamed by
+// commit().
 // Destroyed without commit(), it leaves nothing and whatever PATH was stays.
 #pragma once
 

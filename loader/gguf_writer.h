@@ -1,5 +1,5 @@
 // Writes GGUF files as a stream: metadata and tensor table first, then each tensor's bytes as the caller produces them.
-// Tensor data is never held in memory. Files appear under their name only when whole (written to PATH.tmp, renamed).
+// Tensor data is never held in memory. Files appear under their name only when whole (written to PATH.PID.tmp, renamed).
 #pragma once
 
 #include <cstddef>

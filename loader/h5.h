@@ -1,6 +1,6 @@
 // HDF5 files through move-only handles. Used by run logs, benchmarks and goldens. No HDF5 type appears here.
 //
-// A file is either on disk or in memory. An in-memory file reaches the disk by snapshot(): image to PATH.tmp, fsync,
+// A file is either on disk or in memory. An in-memory file reaches the disk by snapshot(): image to PATH.PID.tmp, fsync,
 // rename. So PATH is a whole file at every moment, whatever kills the process, and a full disk leaves the last one.
 //
 // Strings are stored as UTF-8 of variable length; a zero byte ends them. Numbers are stored little-endian.

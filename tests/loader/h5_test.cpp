@@ -145,7 +145,7 @@ TEST_CASE("a snapshot is a whole file and later writes do not touch it") {
   for (std::int64_t n = 1; n <= 3; ++n) {
     ids.append(view(std::vector<std::int64_t>(100000, n)));
     file.snapshot(path);
-    CHECK(!std::filesystem::exists(path + ".tmp"));
+    CHECK(!std::filesystem::exists(path + "." + std::to_string(::getpid()) + ".tmp"));
     const File disk = File::open(path);
     CHECK(disk.root().string_attribute("program") == "k3run");
     CHECK(disk.root().open("ids").rows() == static_cast<std::uint64_t>(n) * 100000);
@@ -202,7 +202,7 @@ TEST_CASE("a snapshot onto a full disk throws and keeps the last one") {
     setrlimit(RLIMIT_FSIZE, &old);
     std::signal(SIGXFSZ, handler);
   }
-  CHECK(!std::filesystem::exists(path + ".tmp"));
+  CHECK(!std::filesystem::exists(path + "." + std::to_string(::getpid()) + ".tmp"));
   CHECK(File::open(path).root().open("ids").rows() == 10);
   file.snapshot(path);  // and goes on when there is room again
   CHECK(File::open(path).root().open("ids").rows() == 10 + (1 << 18));
