@@ -205,7 +205,7 @@ TEST_CASE("an atomic file replaces the old one only when committed") {
   CHECK_THROWS_AS(AtomicFile(dir / "no/such/folder/f"), std::system_error);
 }
 
-TEST_CASE("an atomic file replaces files only: no device, FIFO or folder, and not the link to a file") {
+TEST_CASE("an atomic file replaces no device, FIFO or folder, and not the link to a file") {
   const TempDir dir;
   REQUIRE(::mkfifo((dir / "fifo").c_str(), 0600) == 0);
   CHECK_THROWS_AS(AtomicFile(dir / "fifo"), std::invalid_argument);
