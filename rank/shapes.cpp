@@ -214,8 +214,9 @@ ModelConfig config_of(const ModelShape& s) {
             std::string(what) + " " + std::to_string(n) + ", expected at most " +
                 std::to_string(kMaxSize));
   }
-  require(s.n_layer <= kMaxLayer, s,
-          "layers " + std::to_string(s.n_layer) + ", expected at most " + std::to_string(kMaxLayer));
+  require(
+      s.n_layer <= kMaxLayer, s,
+      "layers " + std::to_string(s.n_layer) + ", expected at most " + std::to_string(kMaxLayer));
   require(s.q_latent >= 0 && s.n_shared >= 0 && s.n_dense >= 0, s, "a count is negative");
   require(s.n_dense <= s.n_layer, s, "more dense layers than layers");
   require(s.key_len > s.rope, s,
