@@ -44,8 +44,8 @@ struct View {
       : data(d), rows(r), cols(c), stride(s) {}
   // A view may be read where a view to read from is asked for.
   template <class U>
-    requires(std::is_same_v<const U, T>)
-  constexpr View(const View<U>& v) : data(v.data), rows(v.rows), cols(v.cols), stride(v.stride) {}
+  requires(std::is_same_v<const U, T>) constexpr View(const View<U>& v)
+      : data(v.data), rows(v.rows), cols(v.cols), stride(v.stride) {}
   constexpr T* row(std::int64_t r) const { return data + r * stride; }
   // Columns [begin, begin + n) of every row.
   constexpr View columns(std::int64_t begin, std::int64_t n) const {

@@ -7,6 +7,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/sampling.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/layout.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/staging.h"
 
@@ -16,6 +17,7 @@ namespace {
 
 constexpr std::size_t kHiddenFloats = std::size_t{16}
                                       << 20;  // experts: activations between their two halves
+constexpr std::size_t kRepackBytes = std::size_t{64} << 20;
 constexpr int kReaderThreads = 8;
 
 class CudaBuffer final : public DeviceBuffer {
@@ -65,12 +67,6 @@ RowBytes row_bytes(const HostBox& box) {
           box.begin[0] - b0 * t.elems};
 }
 
-// Rows start at even addresses, which is what the block structs ask for; plain floats at their own size.
-std::int64_t pitch(const HostBox& box) {
-  const std::int64_t bytes = row_bytes(box).bytes;
-  return (bytes + 15) / 16 * 16;
-}
-
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(int index) : index_(index) {
@@ -91,6 +87,7 @@ class CudaBackend final : public Backend {
     cudaStreamSynchronize(stream_);
     hidden_.reset();
     partial_.reset();
+    repack_.reset();
     staging_.reset();
     cudaStreamDestroy(stream_);
   }
@@ -153,14 +150,7 @@ class CudaBackend final : public Backend {
 
   Weight load(const HostBox& box, std::vector<std::unique_ptr<DeviceBuffer>>& storage) override {
     const RowBytes r = row_bytes(box);
-    Weight w;
-    w.type = box.type;
-    w.n_in = box.end[0] - box.begin[0];
-    w.n_out = box.end[1] - box.begin[1];
-    w.n_mat = box.end[2] - box.begin[2];
-    w.first = r.first;
-    w.row_bytes = pitch(box);
-    w.mat_bytes = w.row_bytes * w.n_out;
+    Weight w = shape_of(box);
     storage.push_back(allocate(static_cast<std::size_t>(w.mat_bytes * w.n_mat)));
     std::byte* to = storage.back()->data();
     w.data = to;
@@ -168,18 +158,17 @@ class CudaBackend final : public Backend {
     const std::byte* from =
         box.base + box.begin[2] * stored_mat + box.begin[1] * r.stored_row + r.begin;
     if (w.n_out == box.dims[1]) {  // whole matrices: one run of rows
-      staging_->upload(to, w.row_bytes, {from, w.n_out * w.n_mat, r.bytes, r.stored_row}, stream_);
+      upload_rows(to, w, {from, w.n_out * w.n_mat, r.bytes, r.stored_row});
       return w;
     }
     for (std::int64_t m = 0; m < w.n_mat; ++m) {
-      staging_->upload(to + m * w.mat_bytes, w.row_bytes,
-                       {from + m * stored_mat, w.n_out, r.bytes, r.stored_row}, stream_);
+      upload_rows(to + m * w.mat_bytes, w, {from + m * stored_mat, w.n_out, r.bytes, r.stored_row});
     }
     return w;
   }
   std::size_t loaded_bytes(const HostBox& box) const override {
-    return static_cast<std::size_t>(pitch(box) * (box.end[1] - box.begin[1]) *
-                                    (box.end[2] - box.begin[2]));
+    const Weight w = shape_of(box);
+    return static_cast<std::size_t>(w.mat_bytes * w.n_mat);
   }
 
   void matmul(std::span<const MatmulJob> jobs) override { cuda::matmul(jobs, stream_); }
@@ -275,11 +264,45 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  // A band as it will lie on the device, without memory.
+  static Weight shape_of(const HostBox& box) {
+    const RowBytes r = row_bytes(box);
+    Weight w;
+    w.type = box.type;
+    w.n_in = box.end[0] - box.begin[0];
+    w.n_out = box.end[1] - box.begin[1];
+    w.n_mat = box.end[2] - box.begin[2];
+    w.first = r.first;
+    w.layout = has_planes(w.type, w.n_in, w.first) ? kPlanes : kRaw;
+    w.row_bytes = w.layout == kPlanes
+                      ? plane_sizes(w.type, w.n_in, (w.first + w.n_in + 255) / 256).row()
+                      : align16(r.bytes);
+    w.mat_bytes = w.row_bytes * w.n_out;
+    return w;
+  }
+
+  // Rows to their place, by way of a scratch buffer where they are repacked.
+  void upload_rows(std::byte* to, const Weight& w, HostRows rows) {
+    if (w.layout == kRaw) return staging_->upload(to, w.row_bytes, rows, stream_);
+    if (!repack_) repack_ = allocate(kRepackBytes);
+    const std::int64_t pitch = align16(rows.row_bytes);
+    const std::int64_t per = static_cast<std::int64_t>(kRepackBytes) / pitch;
+    if (per < 1) throw DeviceError("a weight's row exceeds the repacking buffer");
+    for (std::int64_t left = rows.n_row; left > 0; left -= per) {
+      const std::int64_t n = std::min(per, left);
+      staging_->upload(repack_->data(), pitch, {rows.data, n, rows.row_bytes, rows.stride},
+                       stream_);
+      repack(to, repack_->data(), pitch, n, w, stream_);
+      rows.data += n * rows.stride;
+      to += n * w.row_bytes;
+    }
+  }
+
   int index_;
   cudaDeviceProp prop_{};
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<Staging> staging_;
-  std::unique_ptr<DeviceBuffer> hidden_, partial_;
+  std::unique_ptr<DeviceBuffer> hidden_, partial_, repack_;
 };
 
 }  // namespace

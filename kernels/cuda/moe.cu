@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/codec.cuh"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/reduce.cuh"
 
@@ -71,21 +71,9 @@ __global__ void __launch_bounds__(kRouteThreads)
   for (int j = 0; j < k; ++j) weights.row(t)[j] = weights.row(t)[j] / denom * factor;
 }
 
-template <BlockType T>
-__device__ float row_dot(const Weight& w, std::int64_t mat, std::int64_t row, const float* x) {
-  const int lane = threadIdx.x % 32;
-  const std::byte* bytes = w.data + mat * w.mat_bytes + row * w.row_bytes;
-  const std::int64_t whole = w.n_in / 8 * 8;
-  float acc = 0;
-  for (std::int64_t i = lane * 8; i < whole; i += 32 * 8) {
-    float v[8];
-    decode8<T>(bytes, w.first + i, v);
-    for (int j = 0; j < 8; ++j) acc = fmaf(v[j], x[i + j], acc);
-  }
-  if (whole + lane < w.n_in)
-    acc = fmaf(decode1<T>(bytes, w.first + whole + lane), x[whole + lane], acc);
-  return warp_sum(acc);
-}
+// Rows a warp takes in the two halves of an expert.
+constexpr int kInRows = 2;
+constexpr int kOutRows = 1;
 
 __device__ __forceinline__ float situ_value(float g, float u, Situ p) {
   const float gate = p.beta * tanhf(g / p.beta) * sigmoid(g);
@@ -93,34 +81,49 @@ __device__ __forceinline__ float situ_value(float g, float u, Situ p) {
 }
 
 // hidden[choice][row] = gate . z, or (second pass) situ(hidden, up . z); choice = token * k + place.
-template <BlockType T, bool kSecond>
+template <class Codec, bool kSecond, bool kVector>
 __global__ void __launch_bounds__(kWarps * 32)
-    expert_in_kernel(float* hidden, View<const float> z, View<const std::int32_t> ids, Weight w,
-                     std::int64_t expert_begin, Situ situ) {
+    expert_in_kernel(float* hidden, View<const float> z, View<const std::int32_t> ids,
+                     const __grid_constant__ Weight w, std::int64_t expert_begin, Situ situ) {
   const std::int64_t t = blockIdx.y / ids.cols,
                      e = ids.row(t)[blockIdx.y % ids.cols] - expert_begin;
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  if (e < 0 || e >= w.n_mat || row >= w.n_out) return;
-  const float v = row_dot<T>(w, e, row, z.row(t));
-  if (threadIdx.x % 32 != 0) return;
-  float& h = hidden[blockIdx.y * w.n_out + row];
-  h = kSecond ? situ_value(h, v, situ) : v;
+  const std::int64_t row0 =
+      (static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kInRows;
+  if (e < 0 || e >= w.n_mat || row0 >= w.n_out) return;
+  float acc[kInRows][1] = {};
+  rows_dot<Codec, kInRows, 1, kVector>(w, e, row0, z.row(t), 0, 1, acc);
+#pragma unroll
+  for (int r = 0; r < kInRows; ++r) {
+    const float v = warp_sum(acc[r][0]);
+    if (threadIdx.x % 32 != 0 || row0 + r >= w.n_out) continue;
+    float& h = hidden[blockIdx.y * w.n_out + row0 + r];
+    h = kSecond ? situ_value(h, v, situ) : v;
+  }
 }
 
-template <BlockType T>
+template <class Codec, bool kVector>
 __global__ void __launch_bounds__(kWarps * 32)
     expert_out_kernel(View<float> m, const float* hidden, View<const std::int32_t> ids,
-                      View<const float> weights, Weight w, std::int64_t expert_begin) {
-  const std::int64_t t = blockIdx.y,
-                     row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  if (row >= w.n_out) return;
-  float sum = 0;
+                      View<const float> weights, const __grid_constant__ Weight w,
+                      std::int64_t expert_begin) {
+  const std::int64_t t = blockIdx.y;
+  const std::int64_t row0 =
+      (static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kOutRows;
+  if (row0 >= w.n_out) return;
+  float sum[kOutRows] = {};
   for (std::int64_t j = 0; j < ids.cols; ++j) {
     const std::int64_t e = ids.row(t)[j] - expert_begin;
     if (e < 0 || e >= w.n_mat) continue;
-    sum += weights.row(t)[j] * row_dot<T>(w, e, row, hidden + (t * ids.cols + j) * w.n_in);
+    float acc[kOutRows][1] = {};
+    rows_dot<Codec, kOutRows, 1, kVector>(w, e, row0, hidden + (t * ids.cols + j) * w.n_in, 0, 1,
+                                          acc);
+#pragma unroll
+    for (int r = 0; r < kOutRows; ++r) sum[r] += weights.row(t)[j] * warp_sum(acc[r][0]);
   }
-  if (threadIdx.x % 32 == 0) m.row(t)[row] = sum;
+#pragma unroll
+  for (int r = 0; r < kOutRows; ++r) {
+    if (threadIdx.x % 32 == 0 && row0 + r < w.n_out) m.row(t)[row0 + r] = sum[r];
+  }
 }
 
 __global__ void situ_kernel(View<float> g, View<const float> u, Situ p) {
@@ -133,14 +136,45 @@ unsigned blocks_for(std::int64_t n, std::int64_t per) {
   return static_cast<unsigned>((n + per - 1) / per);
 }
 
+bool vector_ok(const float* x, std::int64_t stride) {
+  return reinterpret_cast<std::uintptr_t>(x) % 16 == 0 && stride % 4 == 0;
+}
+
 template <bool kSecond>
 void launch_in(float* hidden, View<const float> z, View<const std::int32_t> ids, const Weight& w,
                std::int64_t begin, Situ p, cudaStream_t stream) {
-  const dim3 grid(blocks_for(w.n_out, kWarps), static_cast<unsigned>(ids.rows * ids.cols));
-  with_type(w.type, [&]<BlockType T>() {
-    expert_in_kernel<T, kSecond><<<grid, kWarps * 32, 0, stream>>>(hidden, z, ids, w, begin, p);
+  const dim3 grid(blocks_for(w.n_out, kWarps * kInRows),
+                  static_cast<unsigned>(ids.rows * ids.cols));
+  with_codec(w, [&]<class Codec>() {
+    if constexpr (Codec::kFast) {
+      if (vector_ok(z.data, z.stride)) {
+        expert_in_kernel<Codec, kSecond, true>
+            <<<grid, kWarps * 32, 0, stream>>>(hidden, z, ids, w, begin, p);
+        return;
+      }
+    }
+    expert_in_kernel<Codec, kSecond, false>
+        <<<grid, kWarps * 32, 0, stream>>>(hidden, z, ids, w, begin, p);
   });
   check_launch("expert_in_kernel");
+}
+
+void launch_out(View<float> m, const float* hidden, View<const std::int32_t> ids,
+                View<const float> weights, const Weight& w, std::int64_t begin,
+                cudaStream_t stream) {
+  const dim3 grid(blocks_for(w.n_out, kWarps * kOutRows), static_cast<unsigned>(m.rows));
+  with_codec(w, [&]<class Codec>() {
+    if constexpr (Codec::kFast) {
+      if (vector_ok(hidden, w.n_in)) {
+        expert_out_kernel<Codec, true>
+            <<<grid, kWarps * 32, 0, stream>>>(m, hidden, ids, weights, w, begin);
+        return;
+      }
+    }
+    expert_out_kernel<Codec, false>
+        <<<grid, kWarps * 32, 0, stream>>>(m, hidden, ids, weights, w, begin);
+  });
+  check_launch("expert_out_kernel");
 }
 
 }  // namespace
@@ -175,12 +209,8 @@ void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
     const std::int64_t n = std::min(step, m.rows - t);
     launch_in<false>(hidden, z.slice(t, n), ids.slice(t, n), *w.gate, w.expert_begin, p, stream);
     launch_in<true>(hidden, z.slice(t, n), ids.slice(t, n), *w.up, w.expert_begin, p, stream);
-    const dim3 grid(blocks_for(w.down->n_out, kWarps), static_cast<unsigned>(n));
-    with_type(w.down->type, [&]<BlockType T>() {
-      expert_out_kernel<T><<<grid, kWarps * 32, 0, stream>>>(
-          m.slice(t, n), hidden, ids.slice(t, n), weights.slice(t, n), *w.down, w.expert_begin);
-    });
-    check_launch("expert_out_kernel");
+    launch_out(m.slice(t, n), hidden, ids.slice(t, n), weights.slice(t, n), *w.down, w.expert_begin,
+               stream);
   }
 }
 

@@ -18,8 +18,10 @@ void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::i
                  const Weight& w, cudaStream_t stream);
 void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin,
            cudaStream_t stream);
-// One decoded row-major copy of w, for tests: out[n_mat * n_out, n_in].
-void decode_weight(float* out, const Weight& w, cudaStream_t stream);
+
+// repack.cu: n_row rows of the file's blocks, from_pitch bytes apart, to w's planes at `to` (w.row_bytes apart).
+void repack(std::byte* to, const std::byte* from, std::int64_t from_pitch, std::int64_t n_row,
+            const Weight& w, cudaStream_t stream);
 
 // residual.cu
 void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank,
