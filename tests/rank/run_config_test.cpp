@@ -16,6 +16,8 @@ RunConfig unusual() {
   c.model = "a model with blanks.gguf";
   c.ignore_split_count = true;
   c.layout = {3, 2, k3::ShardPolicy::kExpertsOnly, 3};
+  c.comm = "mpi";
+  c.share_gpu = true;
   c.threads = 7;
   c.time_limit_s = 12.5;
   c.n_ctx = 1 << 20;
