@@ -93,7 +93,7 @@ void check_reply(const ParsedReply& reply, const ordered_json& message, const Ch
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const ParsedCall& call = reply.tool_calls[i];
     const std::string arguments = calls[i]["function"]["arguments"];
-    CHECK(call.name == calls[i]["function"]["name"]);
+    CHECK(call.name == calls[i]["function"]["name"].get<std::string>());
     CHECK(call.index == static_cast<int>(i) + 1);
     CHECK(call.complete);
     CHECK(call.typed == parsed.tool_calls[i].arguments);

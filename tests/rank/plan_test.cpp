@@ -325,9 +325,9 @@ TEST_CASE("every fixture's configuration is its sidecar's, and it plans and tile
     std::vector<std::string> dialects;
     const ModelConfig c = read_model_config(file.metadata(), file.tensors(), path, dialects);
     const auto& h = sidecar["hparams"];
-    CHECK(c.n_layer == h["block_count"]);
-    CHECK(c.n_expert == h["expert_count"]);
-    CHECK(c.moe_latent == h["expert_latent_length"]);
+    CHECK(c.n_layer == h["block_count"].get<std::int64_t>());
+    CHECK(c.n_expert == h["expert_count"].get<std::int64_t>());
+    CHECK(c.moe_latent == h["expert_latent_length"].get<std::int64_t>());
     CHECK(c.q_latent == h.value("attention.q_lora_rank", 0));
     CHECK(c.gate_lower_bound.has_value() == h.contains("kda.gate_lower_bound"));
     CHECK(c.expert_norm == h["expert_weights_norm"].get<bool>());
