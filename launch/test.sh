@@ -60,7 +60,7 @@ number() {
 mkdir -p build
 stage cpu cpu cpu cpu
 stage asan asan asan asan
-stage fuzz fuzz fuzz fuzz
+stage fuzz asan fuzz fuzz
 if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
   stage cuda cuda gpu gpu
 else

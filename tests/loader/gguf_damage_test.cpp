@@ -65,7 +65,8 @@ TEST_CASE("every fixture, single or split, loads with the types and keys its sid
     CHECK(types == sidecar["tensor_types"].get<std::map<std::string, int>>());
 
     for (const auto& [key, value] : sidecar["hparams"].items()) {
-      CAPTURE(key);
+      const auto& name = key;  // clang 14 cannot capture a structured binding
+      CAPTURE(name);
       const std::string full = "kimi-k3." + key;
       if (value.is_array()) {
         CHECK(m.metadata().get_array<std::int64_t>(full) == value.get<std::vector<std::int64_t>>());

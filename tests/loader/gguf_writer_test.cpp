@@ -92,7 +92,8 @@ TEST_CASE("a written file reads back: every value, every tensor, every byte") {
     const ModelFile m = ModelFile::open(paths[0]);
     check_tensors(m);
     for (const auto& [key, value] : all_values()) {
-      CAPTURE(key);
+      const auto& name = key;  // clang 14 cannot capture a structured binding
+      CAPTURE(name);
       REQUIRE(m.metadata().find(key) != nullptr);
       CHECK(*m.metadata().find(key) == value);
     }

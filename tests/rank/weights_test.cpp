@@ -105,7 +105,8 @@ TEST_CASE("a NaN or an infinity in a vector is refused, naming file, tensor and 
                                       {"output_norm.weight", kInf},
                                       {"blk.1.exp_probs_b.bias", -kInf},
                                       {"blk.0.ssm_conv1d_k.weight", kNan}}) {
-    CAPTURE(tensor);
+    const auto& name = tensor;  // clang 14 cannot capture a structured binding
+    CAPTURE(name);
     const ModelFile before = ModelFile::open(model.path());
     const float was = reinterpret_cast<const float*>(before.data(*before.find(tensor)))[2];
     model.poke(tensor, 2, value);
