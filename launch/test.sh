@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything a change is held to: installs, builds, tests (preset cpu), sanitizers (asan), fuzzers (fuzz), and compiles the
-# CUDA part where nvcc is. Every stage runs even if an earlier one failed; the last line says how many tests passed.
+# Everything a change is held to: installs, builds, tests (preset cpu), the same under sanitizers and the fuzzers (asan, with
+# clang), and compiles the CUDA part where nvcc is. Every stage runs even if an earlier one failed; the last line says how many tests passed.
 #   launch/test.sh [--no-install] [--full]      --full: the whole golden product and the thread sanitizer too
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
