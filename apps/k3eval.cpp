@@ -1,4 +1,4 @@
-// k3eval: logits of given ids, and how far they lie from reference logits.
+// k3eval: logits of given ids, how far they lie from reference logits, perplexity of a text.
 #include <algorithm>
 #include <bit>
 #include <cstdio>
@@ -23,6 +23,8 @@
 #include "loader/parts.h"
 #include "rank/eval.h"
 #include "rank/fault.h"
+#include "rank/perplexity.h"
+#include "rank/tokenizer.h"
 
 namespace k3 {
 namespace {
@@ -30,8 +32,9 @@ namespace {
 constexpr const char* kHelp = R"(usage:
   k3eval logits [options]    logits of every position of a sequence, as raw floats
   k3eval compare [options]   how far logits lie from reference logits, as JSON
+  k3eval ppl [options]       perplexity of a text file, as JSON
 
-k3eval logits --help and k3eval compare --help list the options of each; --version prints the build.
+k3eval logits --help and so on list the options of each; --version prints the build.
 )";
 
 constexpr const char* kLogitsAbout =
@@ -62,6 +65,19 @@ constexpr const char* kCompareExamples = R"(  k3eval compare --run x.f32 --ref y
   mpirun -n 2 k3eval compare --model model.gguf --ids-file ids.txt --ref y.f32 --margin-tol 0.01
 )";
 
+constexpr const char* kPplAbout =
+    R"(Perplexity of a text as llama-perplexity computes it: the text is cut into consecutive windows of
+--window tokens (the rest is dropped), each evaluated from an empty state; predictions made at
+positions window/2 to window-2 count. Nothing is added in front of the text. Prints one JSON object:
+  ppl, error                   exp of the mean negative log likelihood, and its standard error
+  mean_nll                     nats per token counted
+  windows, tokens              how many were evaluated, and how many predictions counted
+)";
+
+constexpr const char* kPplExamples = R"(  k3eval ppl --file heldout.txt
+  mpirun -n 4 k3eval ppl --model model.gguf --file book.txt --window 2048 --chunk 512
+)";
+
 struct Request {
   RunConfig config;
   std::string ids_file, ids_text;
@@ -75,6 +91,9 @@ struct Request {
   double margin_tol = 0;
   std::vector<std::int32_t>
       positions;  // of the run's rows, one for each row of the reference; empty: all
+  // ppl
+  std::string text_file;  // empty: another command
+  std::int64_t window = 512;
   std::unique_ptr<RunLog> log;
 };
 
@@ -308,6 +327,40 @@ void check_compare(Request& r, const Options& o) {
   }
 }
 
+bool prepare_ppl(Request& r, const std::vector<std::string>& args) {
+  Options o(
+      {"k3eval ppl", "k3eval ppl [--model FILE] --file FILE [options]", kPplAbout, kPplExamples});
+  add_model_options(o, r.config);
+  o.group("Input");
+  o.text("--file", "FILE", r.text_file, "The text; -: standard input.");
+  o.flag("--control-tokens", r.config.control_tokens,
+         "Recognise control tokens in the text; else they are ordinary characters.");
+  o.number("--window", "N", r.window, "Tokens in a window, and the context kept.");
+  add_machine_options(o, r);
+  if (!parse(o, args)) return false;
+  if (r.text_file.empty()) throw std::invalid_argument("--file: not given");
+  if (r.window < 4)
+    throw std::invalid_argument(fmt::format("--window {}: must be at least 4", r.window));
+  if (!o.given("--model")) r.config.model = default_model();
+  if (r.config.n_ctx == 0) r.config.n_ctx = r.window;
+  check(r.config);
+  OpenOptions open;
+  open.ignore_split_count = r.config.ignore_split_count;
+  const ModelFile file = ModelFile::open(r.config.model, open);
+  std::vector<std::string> inputs = part_paths(file);
+  inputs.push_back(r.text_file);
+  refuse_to_replace("--log", r.config.log, inputs);
+  const Tokenizer tokenizer(read_vocab(file.metadata(), r.config.model));
+  r.ids =
+      tokenizer.encode(read_text(r.text_file),
+                       r.config.control_tokens ? ControlText::kRecognised : ControlText::kAsText);
+  if (static_cast<std::int64_t>(r.ids.size()) < r.window) {
+    throw std::invalid_argument(
+        fmt::format("{}: {} tokens, --window needs {}", r.text_file, r.ids.size(), r.window));
+  }
+  return true;
+}
+
 // ---- running --------------------------------------------------------------------------------------------------------
 
 int compare_files(const Request& r) {
@@ -372,6 +425,34 @@ void compare_run(Request& r, Engine& engine, ProgressPrinter& show) {
   print_json(r, comparer.result());
 }
 
+void measure_ppl(Request& r, Engine& engine) {
+  std::size_t n_logged = 0;
+  const auto n_window = static_cast<std::int64_t>(r.ids.size()) / r.window;
+  const Perplexity p = perplexity(engine, r.ids, r.window, [&](const Perplexity& so_far) {
+    for (; r.log && n_logged < engine.timings().size(); ++n_logged) {
+      r.log->step(RunLog::Phase::kPrefill, engine.timings()[n_logged]);
+    }
+    if (so_far.n_window % 16 == 0 || so_far.n_window == n_window) {
+      print_line(fmt::format("window {} of {}: ppl {:.4f} +- {:.4f}", so_far.n_window, n_window,
+                             so_far.value, so_far.error));
+    }
+    if (stop_asked() && so_far.n_window < n_window) {
+      throw Interrupted(
+          fmt::format("stopped on request after {} of {} windows", so_far.n_window, n_window));
+    }
+  });
+  nlohmann::ordered_json j;
+  j["model"] = r.config.model;
+  j["file"] = r.text_file;
+  j["window"] = r.window;
+  j["windows"] = p.n_window;
+  j["tokens"] = p.n_token;
+  j["mean_nll"] = p.mean_nll;
+  j["ppl"] = p.value;
+  j["error"] = p.error;
+  write_out(j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
 std::optional<Fault> drive(Request& r, Engine& engine, ProgressPrinter& show) {
   for (const std::string& w : engine.warnings()) print_line("warning: " + w);
   std::optional<Fault> fault;
@@ -383,7 +464,11 @@ std::optional<Fault> drive(Request& r, Engine& engine, ProgressPrinter& show) {
       r.log->warnings(engine.warnings());
       r.log->ranks("loaded", engine.reports());
     }
-    r.out.empty() ? compare_run(r, engine, show) : write_logits(r, engine, show);
+    if (!r.text_file.empty()) {
+      measure_ppl(r, engine);
+    } else {
+      r.out.empty() ? compare_run(r, engine, show) : write_logits(r, engine, show);
+    }
     if (r.log) r.log->ranks("ended", engine.reports());
     // These leave the ranks between two steps, from where they can end in order.
   } catch (const Interrupted&) {
@@ -484,6 +569,7 @@ int main(int argc, char** argv) {
     if (command == "--help" || command == "-h") return k3::write_out(k3::kHelp), false;
     if (command == "--version") return k3::write_out(k3::full_version_text("k3eval")), false;
     if (command == "logits") return k3::prepare_logits(r, args);
+    if (command == "ppl") return k3::prepare_ppl(r, args);
     if (command == "compare") {
       k3::Options o = k3::compare_options(r);
       if (!k3::parse(o, args)) return false;
@@ -491,8 +577,8 @@ int main(int argc, char** argv) {
       return true;
     }
     throw std::invalid_argument(
-        command.empty() ? "a command is missing: logits or compare; k3eval --help"
-                        : command + ": not a command; logits or compare; k3eval --help");
+        command.empty() ? "a command is missing: logits, compare or ppl; k3eval --help"
+                        : command + ": not a command; logits, compare or ppl; k3eval --help");
   };
   return k3::rank_main("k3eval", [&](k3::World& world, k3::Comm& comm) {
     return k3::run(prepare, k3::shell_quoted(argc, argv), world, comm);

@@ -40,4 +40,15 @@ run 1 "$bin/k3eval" compare --run "$scratch" --ref "$scratch/one.f32" --vocab 35
 refuses "a folder of logits" 2 '.*: is no regular file'
 run 2 "$bin/k3eval" compare --model "$model" --ids-file "$scratch/ids.txt" --ref "$scratch/one.f32"
 [ "$rc" -eq 0 ] && below "$(number max_abs)" 1e-3 || fail "a run against a file: exit code $rc, $(number max_abs)"
+
+head -c 3000 "$data/k3-nano/heldout.txt" >"$scratch/text.txt"
+run 1 "$bin/k3eval" ppl --threads 1 --model "$nano" --file "$scratch/text.txt" --window 256
+[ "$rc" -eq 0 ] || fail "ppl: exit code $rc"
+one=$(number ppl)
+[ "$(number tokens)" = $((127 * $(number windows))) ] || fail "ppl: $(number tokens) tokens in $(number windows) windows"
+run 3 "$bin/k3eval" ppl --model "$nano" --file "$scratch/text.txt" --window 256
+awk -v a="$one" -v b="$(number ppl)" 'BEGIN { d = a / b - 1; exit !(b > 1 && d < 1e-5 && d > -1e-5) }' ||
+  fail "ppl on one rank and three: $one, $(number ppl)"
+run 1 "$bin/k3eval" ppl --model "$nano" --file "$scratch/ids.txt" --window 512
+refuses "a text shorter than a window" 2 '.*ids.txt: .* tokens, --window needs 512'
 finish
