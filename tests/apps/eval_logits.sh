@@ -49,6 +49,7 @@ one=$(number ppl)
 run 3 "$bin/k3eval" ppl --model "$nano" --file "$scratch/text.txt" --window 256
 awk -v a="$one" -v b="$(number ppl)" 'BEGIN { d = a / b - 1; exit !(b > 1 && d < 1e-5 && d > -1e-5) }' ||
   fail "ppl on one rank and three: $one, $(number ppl)"
-run 1 "$bin/k3eval" ppl --model "$nano" --file "$scratch/ids.txt" --window 512
-refuses "a text shorter than a window" 2 '.*ids.txt: .* tokens, --window needs 512'
+echo "Too short." >"$scratch/text.txt"
+run 1 "$bin/k3eval" ppl --threads 1 --model "$nano" --file "$scratch/text.txt" --window 512
+refuses "a text shorter than a window" 2 '.*text.txt: .* tokens, --window needs 512'
 finish
