@@ -10,9 +10,18 @@ if { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } >/dev/null; then pres
 cmake --preset "$preset"
 cmake --build --preset "$preset" --target k3run
 
+prompt="The capital of France is"
 run=(launch/mpirun.sh -n 2 "build/$preset/bin/k3run" --model tests/data/k3-nano/k3-nano.gguf
-  --prompt "The capital of France is" -n 24 --temp 0)
+  --prompt "$prompt" -n 24 --temp 0)
 printf '\n$'
 printf ' %q' "${run[@]}"
+printf '\n\n%s' "$prompt"
+
+# mpirun forwards the two outputs in no fixed order, so the lines about loading and speed follow the text.
+notes=$(mktemp)
+trap 'rm -f "$notes"' EXIT
+status=0
+"${run[@]}" 2>"$notes" || status=$?
 printf '\n'
-"${run[@]}"
+cat "$notes" >&2
+exit $status
