@@ -59,7 +59,7 @@ RankDevice make_rank_device(const RunConfig& config, World& world, Comm& control
     return d;
   }
   const LocalGroup local = local_group(world);
-  together(control, [&] { d.backend = make_cuda_backend(pick_device(config, local)); });
+  together(control, [&] { d.backend = make_cuda_backend(pick_device(config, local), config.precision); });
   refuse_sharing(config, *d.backend, control);
   if (control.size() == 1) return d;
   if (config.comm == "mpi" || config.share_gpu) {

@@ -341,6 +341,10 @@ void add_world_options(Options& o, RunConfig& c) {
   o.text("--backend", "NAME", c.backend, "Where the arithmetic runs: cpu or cuda.");
   o.text("--comm", "NAME", c.comm,
          "What data travel over between CUDA ranks: nccl, or mpi (through the host).");
+  o.choice(
+      "--precision", {"exact", "fast"}, static_cast<std::size_t>(c.precision),
+      [&c](std::size_t i) { c.precision = static_cast<Precision>(i); },
+      "How CUDA ranks round products: exact (f32 throughout), or fast.");
   o.flag("--share-gpu", c.share_gpu,
          "Let several ranks use one device; their data then go through the host.");
   o.number("--threads", "N", c.threads,

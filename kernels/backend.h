@@ -139,6 +139,10 @@ struct ExpertWeights {
   std::int64_t expert_begin = 0;
 };
 
+// How products are rounded. kExact: f32 activations and sums, the oracle. kFast: what the device multiplies quickest;
+// router, gates, residual mix, norms and KDA state stay f32. A backend without a fast path runs the exact one.
+enum class Precision : std::uint8_t { kExact, kFast };
+
 struct Situ {
   float beta = 0;    // situ(g, u) = beta*tanh(g/beta)*sigmoid(g) * lambda*tanh(u/lambda)
   float lambda = 0;  // <= 0: u is used as it is
@@ -297,6 +301,6 @@ std::unique_ptr<Backend> make_cpu_backend(int threads);
 
 // The CUDA backend on device `index` (as cuda_devices() counts). Throws DeviceError where the build has no CUDA part, no
 // code for the device's architecture, or the device cannot be used.
-std::unique_ptr<Backend> make_cuda_backend(int index);
+std::unique_ptr<Backend> make_cuda_backend(int index, Precision precision = Precision::kExact);
 
 }  // namespace k3

@@ -6,7 +6,7 @@ namespace k3 {
 
 std::vector<CudaDevice> cuda_devices() { return {}; }
 
-std::unique_ptr<Backend> make_cuda_backend(int) {
+std::unique_ptr<Backend> make_cuda_backend(int, Precision) {
   throw DeviceError("this build has no CUDA part (nvcc or nccl.h was not found at configure)");
 }
 

@@ -26,6 +26,7 @@ void each_option(Config& c, const Visit& visit) {
   visit("expert-groups", c.layout.expert_groups);
   visit("backend", c.backend);
   visit("comm", c.comm);
+  visit("precision", c.precision);
   visit("share-gpu", c.share_gpu);
   visit("threads", c.threads);
   visit("time-limit", c.time_limit_s);
@@ -52,6 +53,8 @@ std::string spelled(const T& v) {
     return policy_name(v);
   } else if constexpr (std::is_same_v<T, CacheType>) {
     return cache_name(v);
+  } else if constexpr (std::is_same_v<T, Precision>) {
+    return v == Precision::kFast ? "fast" : "exact";
   } else if constexpr (std::is_same_v<T, bool>) {
     return v ? "yes" : "no";
   } else {

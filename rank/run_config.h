@@ -23,6 +23,7 @@ struct RunConfig {
   std::string backend = "cpu";  // cpu or cuda
   std::string comm =
       "nccl";  // what data travel over between CUDA ranks: nccl, or mpi through the host
+  Precision precision = Precision::kExact;  // of products, on CUDA ranks
   bool share_gpu = false;    // several ranks may use one device; data then go through the host
   int threads = 0;           // per rank; 0: cores of the node / ranks on the node, at least 1
   double time_limit_s = 60;  // a rank that waits longer for its peers ends the job; 0: never

@@ -69,7 +69,7 @@ RowBytes row_bytes(const HostBox& box) {
 
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(int index) : index_(index) {
+  CudaBackend(int index, Precision precision) : index_(index), precision_(precision) {
     check(cudaSetDevice(index), "cudaSetDevice");
     check(cudaGetDeviceProperties(&prop_, index), "cudaGetDeviceProperties");
     if (!has_code_for_device()) {
@@ -299,6 +299,7 @@ class CudaBackend final : public Backend {
   }
 
   int index_;
+  Precision precision_;
   cudaDeviceProp prop_{};
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<Staging> staging_;
@@ -308,8 +309,8 @@ class CudaBackend final : public Backend {
 }  // namespace
 }  // namespace cuda
 
-std::unique_ptr<Backend> make_cuda_backend(int index) {
-  return std::make_unique<cuda::CudaBackend>(index);
+std::unique_ptr<Backend> make_cuda_backend(int index, Precision precision) {
+  return std::make_unique<cuda::CudaBackend>(index, precision);
 }
 
 }  // namespace k3

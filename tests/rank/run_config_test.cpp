@@ -17,6 +17,7 @@ RunConfig unusual() {
   c.ignore_split_count = true;
   c.layout = {3, 2, k3::ShardPolicy::kExpertsOnly, 3};
   c.comm = "mpi";
+  c.precision = k3::Precision::kFast;
   c.share_gpu = true;
   c.threads = 7;
   c.time_limit_s = 12.5;
