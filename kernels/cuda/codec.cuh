@@ -82,26 +82,31 @@ struct Iq1sPlanesCodec {
   static constexpr int kElems = 8;
   static constexpr bool kFast = true;
   struct Row {
-    const std::uint8_t* low;
-    const std::uint16_t* h;
+    const std::uint32_t* codes;
+    const std::uint8_t* scales;
     const std::uint16_t* d;
     std::int64_t first;  // elements of the first 256-block before the band
   };
   static __device__ __forceinline__ Row at(const Weight& w, std::int64_t mat, std::int64_t row) {
     const std::byte* p = w.data + mat * w.mat_bytes + row * w.row_bytes;
-    const std::byte* h = p + (w.n_in / 8 + 15) / 16 * 16;
-    return {reinterpret_cast<const std::uint8_t*>(p), reinterpret_cast<const std::uint16_t*>(h),
-            reinterpret_cast<const std::uint16_t*>(h + (w.n_in / 16 + 15) / 16 * 16), w.first};
+    const std::byte* scales = p + (w.n_in / 4 + 15) / 16 * 16;
+    const std::byte* d = scales + ((w.n_in / 32 + 1) / 2 + 15) / 16 * 16;
+    return {reinterpret_cast<const std::uint32_t*>(p),
+            reinterpret_cast<const std::uint8_t*>(scales),
+            reinterpret_cast<const std::uint16_t*>(d), w.first};
   }
   static __device__ __forceinline__ float dot(const Row& r, std::int64_t i, const float* x) {
-    const std::uint32_t h = r.h[i / 32];
-    const float scale =
-        half_value(r.d[(r.first + i) / 256]) * static_cast<float>(2 * (h >> 12 & 7) + 1);
-    const float delta = h >> 15 ? -0.125f : 0.125f;
-    const std::uint32_t grid = d_iq1s.v[r.low[i / 8] | (h >> (3 * (i / 8 % 4)) & 7) << 8];
+    const std::int64_t group = i / 32;
+    const unsigned s = r.scales[group / 2] >> (group % 2 * 4);
+    const float scale = half_value(r.d[(r.first + i) / 256]) * static_cast<float>(2 * (s & 7) + 1);
+    const float delta = s & 8 ? -1.125f : -0.875f;
+    const std::uint32_t codes = r.codes[i / 16] >> (i % 16 / 2);
     float sum = 0;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) sum = fmaf(iq1_value(grid, j) + delta, x[j], sum);
+    for (int j = 0; j < 8; ++j) {
+      const float code = static_cast<float>(codes >> (8 * (j % 4) + 2 * (j / 4)) & 3);
+      sum = fmaf(code + delta, x[j], sum);
+    }
     return scale * sum;
   }
   static __device__ __forceinline__ float one(const Row& r, std::int64_t i) {

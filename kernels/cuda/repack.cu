@@ -22,16 +22,30 @@ __global__ void repack_iq1_s_kernel(std::byte* to, std::int64_t to_pitch, const 
                                     std::int64_t n_block, PlaneSizes sizes) {
   const auto* blocks = reinterpret_cast<const BlockIQ1_S*>(from + blockIdx.x * from_pitch);
   std::byte* row = to + blockIdx.x * to_pitch;
-  auto* low = reinterpret_cast<std::uint8_t*>(row);
-  auto* h = reinterpret_cast<std::uint16_t*>(row + sizes.first);
+  auto* codes = reinterpret_cast<std::uint32_t*>(row);
+  auto* scales = reinterpret_cast<std::uint8_t*>(row + sizes.first);
   auto* d = reinterpret_cast<std::uint16_t*>(row + sizes.first + sizes.second);
-  for (std::int64_t o = threadIdx.x; o < n_in / 8; o += blockDim.x) {
-    const std::int64_t octet = first / 8 + o;
-    low[o] = blocks[octet / 32].q[octet % 32];
+  for (std::int64_t i = threadIdx.x; i < n_in / 16; i += blockDim.x) {  // two octets a word
+    std::uint32_t word = 0;
+    for (int o = 0; o < 2; ++o) {
+      const std::int64_t octet = first / 8 + 2 * i + o;
+      const BlockIQ1_S& block = blocks[octet / 32];
+      const int at = static_cast<int>(octet % 32);
+      const std::uint32_t grid = d_iq1s.v[block.q[at] | (block.h[at / 4] >> (3 * (at % 4)) & 7) << 8];
+      for (int j = 0; j < 8; ++j) {
+        const auto code = static_cast<std::uint32_t>(static_cast<int>(iq1_value(grid, j)) + 1);
+        word |= code << (8 * (j % 4) + 2 * (2 * o + j / 4));
+      }
+    }
+    codes[i] = word;
   }
-  for (std::int64_t g = threadIdx.x; g < n_in / 32; g += blockDim.x) {
-    const std::int64_t group = first / 32 + g;
-    h[g] = blocks[group / 8].h[group % 8];
+  for (std::int64_t i = threadIdx.x; i < (n_in / 32 + 1) / 2; i += blockDim.x) {
+    unsigned byte = 0;
+    for (int half = 0; half < 2 && 2 * i + half < n_in / 32; ++half) {
+      const std::int64_t group = first / 32 + 2 * i + half;
+      byte |= (blocks[group / 8].h[group % 8] >> 12) << (4 * half);
+    }
+    scales[i] = static_cast<std::uint8_t>(byte);
   }
   for (std::int64_t b = threadIdx.x; b < n_block; b += blockDim.x) d[b] = blocks[b].d;
 }
