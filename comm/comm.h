@@ -106,6 +106,16 @@ class Comm {
   // Collective.
   virtual std::unique_ptr<Comm> split(int colour, int key) = 0;
 
+  // Whether data calls may be recorded with Backend::capture and repeated without being made again.
+  virtual bool capturable() const { return size() == 1; }
+  // A recording that made these calls was repeated.
+  void count_replay(std::span<const PointStats> once) {
+    for (std::size_t p = 0; p < once.size(); ++p) {
+      stats_[p].calls += once[p].calls;
+      stats_[p].bytes += once[p].bytes;
+    }
+  }
+
   const PointStats& stats(Point point) const { return stats_[static_cast<std::size_t>(point)]; }
   // Calls of every Point together.
   std::uint64_t total_calls() const;

@@ -173,6 +173,80 @@ struct CandidateResult {
       0;  // the same for logits / temperature (equal to sum_exp when inv_temperature == 0)
 };
 
+// ---- fused steps: stretches of the layer program that a backend may do in few launches; see Backend::fused_* -----------
+
+// What a product reads: x, or something made of it on the way.
+struct Operand {
+  enum class Op { kPlain, kSitu, kSigmoidGate, kRms };
+  Op op = Op::kPlain;
+  View<const float> x;
+  View<const float> other;  // kSitu: situ(x, other); kSigmoidGate: x * sigmoid(other)
+  // kRms: columns [begin, begin + n) of rms_norm(x; norm_w)
+  const float* norm_w = nullptr;
+  float eps = 0;
+  std::int64_t begin = 0, n = 0;
+  Situ situ;
+
+  std::int64_t width() const { return op == Op::kRms ? n : x.cols; }
+};
+
+// y = a, a + b, or situ(a, b), where a and b are products of a weight and an operand.
+struct FusedProduct {
+  enum class Join { kOne, kAdd, kSitu };
+  struct Term {
+    const Weight* w = nullptr;
+    int operand = 0;
+  };
+  View<float> y;
+  Join join = Join::kOne;
+  Term a, b;
+};
+
+// residual(x, add, restart) where add is not empty, note_nonfinite(x, layer, first), mix_norm to y, and where `push` is not
+// null copy_rows(push, x).
+struct MixStep {
+  View<float> y, x;
+  View<const float> add;
+  bool restart = false;
+  std::int32_t layer = 0;
+  std::int32_t* first_nonfinite = nullptr;
+  const float* bank = nullptr;
+  std::int64_t n_bank = 0, bank_stride = 0;
+  float* push = nullptr;
+  const float* score_w = nullptr;
+  const float* norm_w = nullptr;
+  float eps = 0;
+};
+
+// From the raw projections to the gated output of a KDA layer: the product with f_b, kda_conv, l2_norm_heads of q and k,
+// kda_gates, kda_scan, kda_output_gate. u, f, beta and gate may be used up.
+struct KdaStep {
+  View<float> o;
+  View<const float> u, f, gate;
+  View<float> beta;
+  const Weight* f_b = nullptr;
+  const float* conv = nullptr;
+  const float* dt = nullptr;
+  const float* a = nullptr;
+  const float* norm_w = nullptr;
+  float eps = 0;
+  bool safe_gate = false;
+  float lower_bound = 0;
+};
+
+// route, then experts.
+struct ExpertStep {
+  View<float> m;
+  View<const float> z, logits;
+  View<std::int32_t> ids;
+  View<float> weights;
+  const float* bias = nullptr;
+  bool normalise = false;
+  float scale = 0;
+  ExpertWeights w;
+  Situ situ;
+};
+
 // Work that can be run again with the same shapes and new values in device memory (a CUDA graph, or just the calls).
 class Replay {
  public:
@@ -197,6 +271,8 @@ class Backend {
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;          // device to device
   virtual void zero(void* device, std::size_t bytes) = 0;
   virtual void synchronize() = 0;
+  // Whether run() of a Replay repeats the work without the calls being made again.
+  virtual bool has_graphs() const { return false; }
   // Records the calls `body` makes; run() repeats them. Data calls of Comm on stream() may be among them.
   virtual std::unique_ptr<Replay> capture(const std::function<void()>& body) = 0;
 
@@ -282,6 +358,17 @@ class Backend {
                        View<const float> weights, const ExpertWeights& w, Situ situ) = 0;
   // g = situ(g, u)
   virtual void situ(View<float> g, View<const float> u, Situ p) = 0;
+
+  // ---- fused steps ----------------------------------------------------------------------------------------------------
+  // Each does what the ops it stands for do, within this backend's precision, and returns true; or does nothing and
+  // returns false, where it has no kernel for these shapes. The layer program then calls the ops one by one: they are the
+  // definition, and what traces see.
+  virtual bool fused_products(std::span<const Operand>, std::span<const FusedProduct>) {
+    return false;
+  }
+  virtual bool fused_mix(const MixStep&) { return false; }
+  virtual bool fused_kda(const KdaStep&, const KdaState&, const BatchView&) { return false; }
+  virtual bool fused_experts(const ExpertStep&) { return false; }
 
   // ---- sampling -------------------------------------------------------------------------------------------------------
   // For ids in history (device, n_hist of them, duplicates once): logit /= repetition if > 0 else *= repetition; -= presence.

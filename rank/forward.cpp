@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace k3 {
 
@@ -28,6 +29,48 @@ StepContext Forward::context(const BatchView& batch) {
 }
 
 void Forward::run(const BatchView& batch) {
+  if (!recordable(batch)) return run_once(batch);
+  const bool same = recording_ && recording_->batch.ids == batch.ids &&
+                    recording_->batch.pos == batch.pos && recording_->batch.slot == batch.slot &&
+                    recording_->batch.seg_begin == batch.seg_begin;
+  if (same) {
+    work_.shape(batch.n_tok);
+    group_.count_replay(recording_->group);
+    world_.count_replay(recording_->world);
+  } else {
+    record(batch);  // makes the calls, which count themselves
+  }
+  recording_->replay->run();
+}
+
+bool Forward::recordable(const BatchView& batch) const {
+  return batch.n_tok == 1 && probe_ == nullptr && backend_.has_graphs() && group_.capturable() &&
+         (plan_.layout().pp == 1 || world_.capturable());
+}
+
+void Forward::record(const BatchView& batch) {
+  const auto stats = [](const Comm& comm) {
+    std::vector<PointStats> all;
+    for (std::size_t p = 0; p < static_cast<std::size_t>(Point::kCount); ++p)
+      all.push_back(comm.stats(static_cast<Point>(p)));
+    return all;
+  };
+  Recording r;
+  r.batch = batch;
+  const std::vector<PointStats> group = stats(group_), world = stats(world_);
+  r.replay = backend_.capture([&] { run_once(batch); });
+  r.group = stats(group_);
+  r.world = stats(world_);
+  for (std::size_t p = 0; p < group.size(); ++p) {
+    for (auto [now, before] : {std::pair(&r.group[p], &group[p]), std::pair(&r.world[p], &world[p])}) {
+      now->calls -= before->calls;
+      now->bytes -= before->bytes;
+    }
+  }
+  recording_ = std::move(r);
+}
+
+void Forward::run_once(const BatchView& batch) {
   const std::vector<std::uint64_t> before = counts();
   work_.shape(batch.n_tok);
   StepContext c = context(batch);
@@ -93,9 +136,19 @@ View<float> Forward::head(const BatchView& batch, RowRange rows) {
   const View<float> y = work_.head_in.slice(0, rows.count), out = work_.logits.slice(0, rows.count);
   StepContext c = context(batch);
   float* probs = probe_ != nullptr ? work_.probs.data : nullptr;
-  backend_.mix_norm(y, work_.x.slice(rows.begin, rows.count), work_.bank + rows.begin * m.hidden,
-                    n_bank, work_.bank_stride, weights_.vec(Role::kOutputResScore),
-                    weights_.vec(Role::kOutputNorm), m.rms_eps, probs);
+  MixStep mix;
+  mix.y = y;
+  mix.x = work_.x.slice(rows.begin, rows.count);
+  mix.bank = work_.bank + rows.begin * m.hidden;
+  mix.n_bank = n_bank;
+  mix.bank_stride = work_.bank_stride;
+  mix.score_w = weights_.vec(Role::kOutputResScore);
+  mix.norm_w = weights_.vec(Role::kOutputNorm);
+  mix.eps = m.rms_eps;
+  if (probe_ != nullptr || !backend_.fused_mix(mix)) {
+    backend_.mix_norm(mix.y, mix.x, mix.bank, n_bank, mix.bank_stride, mix.score_w, mix.norm_w,
+                      mix.eps, probs);
+  }
   if (probs != nullptr)
     c.see("res_probs_output", -1, View<const float>(probs, rows.count, n_bank + 1));
   c.see("result_norm", -1, y);

@@ -1,6 +1,10 @@
 // The driver of the layer program: runs this rank's phases and does the speaking between them.
 #pragma once
 
+#include <memory>
+#include <optional>
+#include <vector>
+
 #include <cstdint>
 
 #include "comm/comm.h"
@@ -21,7 +25,8 @@ class Forward {
           Work& work, Comm& world, Comm& group);
 
   // Embedding to last layer for the tokens of `batch`. Collective. Throws std::logic_error when the ranks spoke more or
-  // less often than the plan says.
+  // less often than the plan says. Steps of one token are recorded once and repeated, where the backend has graphs and the
+  // communicators can be recorded: `batch` then names the same memory each time.
   void run(const BatchView& batch);
 
   // Last stage only: logits of this rank's vocabulary band for some tokens of the last run(), at most as many as Work has
@@ -35,6 +40,15 @@ class Forward {
   void set_probe(Probe* probe) { probe_ = probe; }
 
  private:
+  // A recorded step: valid for one place of the batch's arrays; and the calls that one run of it makes.
+  struct Recording {
+    std::unique_ptr<Replay> replay;
+    BatchView batch;
+    std::vector<PointStats> group, world;
+  };
+  void run_once(const BatchView& batch);
+  bool recordable(const BatchView& batch) const;
+  void record(const BatchView& batch);
   StepContext context(const BatchView& batch);
   void speak(const Phase& phase);
   void receive_stage(std::int64_t n_tok);
@@ -53,6 +67,7 @@ class Forward {
   Probe* probe_ = nullptr;
   std::vector<Phase> program_;
   std::unique_ptr<DeviceBuffer> first_nonfinite_;
+  std::optional<Recording> recording_;
 };
 
 }  // namespace k3

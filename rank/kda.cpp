@@ -2,6 +2,59 @@
 #include "rank/layer.h"
 
 namespace k3 {
+namespace {
+
+// Views of this rank's heads: d = heads * head_dim columns each, 3 d in u and qkv.
+struct KdaViews {
+  View<float> u, qkv, g, gate, o, beta;
+};
+
+bool kda_fused(StepContext& c, int il, const KdaViews& views) {
+  const ModelConfig& m = c.model();
+  KdaStep step;
+  step.o = views.o;
+  step.u = views.u;
+  step.f = c.work.f;
+  step.gate = views.gate;
+  step.beta = views.beta;
+  step.f_b = &c.weights.matrix(Role::kKdaFB, il);
+  step.conv = c.weights.conv(il);
+  step.dt = c.weights.vec(Role::kKdaDt, il);
+  step.a = c.weights.vec(Role::kKdaA, il);
+  step.norm_w = c.weights.vec(Role::kKdaNorm, il);
+  step.eps = m.rms_eps;
+  step.safe_gate = m.gate_lower_bound.has_value();
+  step.lower_bound = m.gate_lower_bound.value_or(0.0f);
+  return c.probe == nullptr && c.backend.fused_kda(step, c.state.kda(il), c.batch);
+}
+
+void kda_unfused(StepContext& c, int il, const KdaViews& views) {
+  const auto& [u, qkv, g, gate, o, beta] = views;
+  const ModelConfig& m = c.model();
+  const std::int64_t d = o.cols;
+  const MatmulJob decay{g, c.work.f, &c.weights.matrix(Role::kKdaFB, il)};
+  c.backend.matmul({&decay, 1});
+  const View<float> q = qkv.columns(0, d), k = qkv.columns(d, d), v = qkv.columns(2 * d, d);
+  const KdaState& state = c.state.kda(il);
+  c.backend.kda_conv(qkv, u, c.weights.conv(il), state, c.batch);
+  c.see("kda_q_conv", il, q);
+  c.see("kda_k_conv", il, k);
+  c.see("kda_v_conv", il, v);
+  c.backend.l2_norm_heads(q, m.kda_head_dim, m.rms_eps);
+  c.backend.l2_norm_heads(k, m.kda_head_dim, m.rms_eps);
+  c.backend.kda_gates(g, beta, c.weights.vec(Role::kKdaDt, il), c.weights.vec(Role::kKdaA, il),
+                      m.kda_head_dim, m.gate_lower_bound.has_value(),
+                      m.gate_lower_bound.value_or(0.0f));
+  c.see("kda_g1", il, g);
+  c.see("kda_beta", il, beta);
+  c.backend.kda_scan(o, q, k, v, g, beta, state, c.batch);
+  c.see("kda_scan_out", il, o);
+  c.see("kda_g2", il, gate);
+  c.backend.kda_output_gate(o, gate, c.weights.vec(Role::kKdaNorm, il), m.kda_head_dim,
+                            m.rms_eps);
+}
+
+}  // namespace
 
 void kda_phase(StepContext& c, int il) {
   attention_input(c, il);
@@ -22,29 +75,8 @@ void kda_phase(StepContext& c, int il) {
       {beta, w.y, &c.weights.matrix(Role::kKdaBeta, il)},
   };
   c.backend.matmul(in);
-  const MatmulJob decay{g, w.f, &c.weights.matrix(Role::kKdaFB, il)};
-  c.backend.matmul({&decay, 1});
-
-  const View<float> q = qkv.columns(0, d), k = qkv.columns(d, d), v = qkv.columns(2 * d, d);
-  if (d > 0) {
-    const KdaState& state = c.state.kda(il);
-    c.backend.kda_conv(qkv, u, c.weights.conv(il), state, c.batch);
-    c.see("kda_q_conv", il, q);
-    c.see("kda_k_conv", il, k);
-    c.see("kda_v_conv", il, v);
-    c.backend.l2_norm_heads(q, m.kda_head_dim, m.rms_eps);
-    c.backend.l2_norm_heads(k, m.kda_head_dim, m.rms_eps);
-    c.backend.kda_gates(g, beta, c.weights.vec(Role::kKdaDt, il), c.weights.vec(Role::kKdaA, il),
-                        m.kda_head_dim, m.gate_lower_bound.has_value(),
-                        m.gate_lower_bound.value_or(0.0f));
-    c.see("kda_g1", il, g);
-    c.see("kda_beta", il, beta);
-    c.backend.kda_scan(o, q, k, v, g, beta, state, c.batch);
-    c.see("kda_scan_out", il, o);
-    c.see("kda_g2", il, gate);
-    c.backend.kda_output_gate(o, gate, c.weights.vec(Role::kKdaNorm, il), m.kda_head_dim,
-                              m.rms_eps);
-  }
+  const KdaViews views{u, qkv, g, gate, o, beta};
+  if (d > 0 && !kda_fused(c, il, views)) kda_unfused(c, il, views);
   const MatmulJob out{w.a, o, &c.weights.matrix(Role::kAttnOutput, il)};
   c.backend.matmul({&out, 1});
   c.see("kda_out", il, w.a);

@@ -7,14 +7,30 @@ View<float> bank_entry(StepContext& c, std::int64_t i) {
   return {c.work.bank + i * c.work.bank_stride, c.batch.n_tok, c.model().hidden};
 }
 
-void mixed_input(StepContext& c, int il, std::int64_t n_bank, Role score, Role norm,
-                 std::string_view trace) {
-  // blk.0.attn_res_score is in the file but never used: the bank is still empty.
-  const float* score_w = n_bank > 0 ? c.weights.vec(score, il) : nullptr;
-  float* probs = c.probe != nullptr && n_bank > 0 ? c.work.probs.data : nullptr;
-  c.backend.mix_norm(c.work.y, c.work.x, c.work.bank, n_bank, c.work.bank_stride, score_w,
-                     c.weights.vec(norm, il), c.model().rms_eps, probs);
-  if (probs != nullptr) c.see(trace, il, View<const float>(probs, c.batch.n_tok, n_bank + 1));
+// x = x + a, or a alone at a restart, and what follows: whether it is finite, the mix, the norm, the bank. `a` empty: x is
+// as it should be. `trace`: names of x and of the mix's weights.
+void mixed_input(StepContext& c, MixStep step, int il, const char* x_trace, int x_layer,
+                 const char* probs_trace) {
+  step.y = c.work.y;
+  step.x = c.work.x;
+  step.bank = c.work.bank;
+  step.bank_stride = c.work.bank_stride;
+  step.eps = c.model().rms_eps;
+  if (c.probe == nullptr && c.backend.fused_mix(step)) return;
+  if (!step.add.empty()) {
+    c.backend.residual(step.x, step.add, step.restart);
+    if (step.first_nonfinite != nullptr)
+      c.backend.note_nonfinite(step.x, step.layer, step.first_nonfinite);
+    c.see(x_trace, x_layer, step.x);
+  }
+  float* probs = c.probe != nullptr && step.n_bank > 0 ? c.work.probs.data : nullptr;
+  c.backend.mix_norm(step.y, step.x, step.bank, step.n_bank, step.bank_stride, step.score_w,
+                     step.norm_w, step.eps, probs);
+  if (probs != nullptr)
+    c.see(probs_trace, il, View<const float>(probs, c.batch.n_tok, step.n_bank + 1));
+  if (step.push != nullptr) {
+    c.backend.copy_rows(View<float>(step.push, step.x.rows, step.x.cols), step.x);
+  }
 }
 
 }  // namespace
@@ -27,35 +43,62 @@ void embed_phase(StepContext& c, int) {
 void attention_input(StepContext& c, int il) {
   const ModelConfig& m = c.model();
   if (il == 0) c.see("inp_embd", -1, c.work.x);
-  mixed_input(c, il, m.bank_before(il), Role::kAttnResScore, Role::kAttnNorm, "res_probs_attn");
+  MixStep step;
+  if (il > c.plan.layers(c.rank).begin) {
+    c.see("ffn_out", il - 1, c.work.a);
+    step.add = c.work.a;
+    step.layer = il - 1;
+    step.first_nonfinite = c.first_nonfinite;
+  }
+  step.n_bank = m.bank_before(il);
+  // blk.0.attn_res_score is in the file but never used: the bank is still empty.
+  step.score_w = step.n_bank > 0 ? c.weights.vec(Role::kAttnResScore, il) : nullptr;
+  step.norm_w = c.weights.vec(Role::kAttnNorm, il);
   // The raw stream is banked, not the mixed one.
-  if (il % m.bank_block == 0) c.backend.copy_rows(bank_entry(c, il / m.bank_block), c.work.x);
+  if (il % m.bank_block == 0) step.push = bank_entry(c, il / m.bank_block).data;
+  mixed_input(c, step, il, "l_out", il - 1, "res_probs_attn");
   c.see("attn_norm", il, c.work.y);
 }
 
 void ffn_input(StepContext& c, int il) {
   const ModelConfig& m = c.model();
+  MixStep step;
+  step.add = c.work.a;
   // At a banked layer the stream restarts from the attention output alone.
-  c.backend.residual(c.work.x, c.work.a, il % m.bank_block == 0);
-  c.see("prefix_sum_attn", il, c.work.x);
-  mixed_input(c, il, m.bank_size(il), Role::kFfnResScore, Role::kFfnNorm, "res_probs_ffn");
+  step.restart = il % m.bank_block == 0;
+  step.n_bank = m.bank_size(il);
+  step.score_w = c.weights.vec(Role::kFfnResScore, il);
+  step.norm_w = c.weights.vec(Role::kFfnNorm, il);
+  mixed_input(c, step, il, "prefix_sum_attn", il, "res_probs_ffn");
   c.see("ffn_norm", il, c.work.y);
 }
 
-void gated_ffn(StepContext& c, int il, View<float> out, Role gate, Role up, Role down) {
-  const Weight& w_gate = c.weights.matrix(gate, il);
+View<float> gated_hidden(StepContext& c, int il, Role gate, Role up,
+                         std::span<const MatmulJob> beside) {
+  const Weight &w_gate = c.weights.matrix(gate, il), &w_up = c.weights.matrix(up, il);
   const View<float> g(c.work.ffn_g.data, c.batch.n_tok, w_gate.n_out);
   const View<float> u(c.work.ffn_u.data, c.batch.n_tok, w_gate.n_out);
-  const MatmulJob in[] = {{g, c.work.y, &w_gate}, {u, c.work.y, &c.weights.matrix(up, il)}};
-  c.backend.matmul(in);
+  Operand y;
+  y.x = c.work.y;
+  y.situ = c.model().situ;
+  std::vector<FusedProduct> products;
+  for (const MatmulJob& job : beside)
+    products.push_back({job.y, FusedProduct::Join::kOne, {job.w, 0}, {}});
+  products.push_back({g, FusedProduct::Join::kSitu, {&w_gate, 0}, {&w_up, 0}});
+  if (c.fused({&y, 1}, products)) return g;
+  std::vector<MatmulJob> jobs(beside.begin(), beside.end());
+  jobs.push_back({g, c.work.y, &w_gate});
+  jobs.push_back({u, c.work.y, &w_up});
+  c.backend.matmul(jobs);
   c.backend.situ(g, u, c.model().situ);
-  const MatmulJob job{out, g, &c.weights.matrix(down, il)};
-  c.backend.matmul({&job, 1});
+  return g;
 }
 
 void dense_phase(StepContext& c, int il) {
   ffn_input(c, il);
-  gated_ffn(c, il, c.work.a, Role::kDenseGate, Role::kDenseUp, Role::kDenseDown);
+  const View<float> hidden = gated_hidden(c, il, Role::kDenseGate, Role::kDenseUp);
+  const MatmulJob down{c.work.a, hidden, &c.weights.matrix(Role::kDenseDown, il)};
+  c.backend.matmul({&down, 1});
 }
 
 void close_layer_phase(StepContext& c, int il) {
@@ -85,8 +128,9 @@ std::vector<Phase> layer_program(const Plan& plan, int rank) {
       program.push_back({"moe experts", il, moe_experts_phase, when(cut, Point::kMoeLatent)});
       program.push_back({"moe join", il, moe_join_phase, when(full, Point::kFfnOut)});
     }
-    program.push_back({"close", il, close_layer_phase});
   }
+  if (!layers.empty())
+    program.push_back({"close", static_cast<int>(layers.end) - 1, close_layer_phase});
   return program;
 }
 

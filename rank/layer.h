@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -82,6 +83,10 @@ struct StepContext {
 
   const ModelConfig& model() const { return plan.config(); }
   const LayerConfig& layer(int il) const { return model().layers[static_cast<std::size_t>(il)]; }
+  // Several products in one go; a trace wants every intermediate, so it gets none of these.
+  bool fused(std::span<const Operand> operands, std::span<const FusedProduct> products) const {
+    return probe == nullptr && backend.fused_products(operands, products);
+  }
   void see(std::string_view name, int il, View<const float> v) const {
     if (probe != nullptr) probe->see(name, il, v);
   }
@@ -108,10 +113,13 @@ void moe_experts_phase(StepContext& c, int il);
 void moe_join_phase(StepContext& c, int il);
 void close_layer_phase(StepContext& c, int il);
 
-// Shared by the block kinds: the mixed, normed input of a layer's attention or ffn part into work.y.
+// Shared by the block kinds: the stream with the block before it added, mixed and normed, into work.y. A layer's ffn output
+// stays in work.a until the next layer's attention_input() adds it, or close_layer_phase() at the end of a stage.
 void attention_input(StepContext& c, int il);
 void ffn_input(StepContext& c, int il);
-// out = down . situ(gate . y, up . y) over this rank's band of the ffn, y = work.y: a partial sum where the ffn is cut.
-void gated_ffn(StepContext& c, int il, View<float> out, Role gate, Role up, Role down);
+// situ(gate . y, up . y) over this rank's band of the ffn, y = work.y, into the view returned (work.ffn_g). `beside`: other
+// products of y, taken in the same go.
+View<float> gated_hidden(StepContext& c, int il, Role gate, Role up,
+                         std::span<const MatmulJob> beside = {});
 
 }  // namespace k3

@@ -1,27 +1,54 @@
 // One MLA layer on this rank's heads, in the order of kimi-k3.md section 5: the absorbed form, over the latent cache.
 #include <cmath>
+#include <vector>
 
 #include "rank/layer.h"
 
 namespace k3 {
 namespace {
 
-// q for this rank's heads into work.q, [n_tok, heads * key_len].
-void query(StepContext& c, int il, View<float> q) {
+// q for this rank's heads into `q`, [n_tok, heads * key_len], the raw cache row into work.c, and the gate's product where
+// the layer has one.
+void query(StepContext& c, int il, View<float> q, View<float> gate) {
   Work& w = c.work;
   const ModelConfig& m = c.model();
   const View<float> cache_row(w.c.data, c.batch.n_tok, m.cache_row());
-  const MatmulJob kv{cache_row, w.y, &c.weights.matrix(Role::kMlaKvA, il)};
+  std::vector<MatmulJob> jobs{{cache_row, w.y, &c.weights.matrix(Role::kMlaKvA, il)}};
+  if (!gate.empty()) jobs.push_back({gate, w.y, &c.weights.matrix(Role::kMlaGate, il)});
   if (m.q_latent == 0) {
-    const MatmulJob jobs[] = {kv, {q, w.y, &c.weights.matrix(Role::kMlaQ, il)}};
-    c.backend.matmul(jobs);
-    return;
+    jobs.push_back({q, w.y, &c.weights.matrix(Role::kMlaQ, il)});
+    return c.backend.matmul(jobs);
   }
-  const MatmulJob jobs[] = {kv, {w.qa, w.y, &c.weights.matrix(Role::kMlaQA, il)}};
+  jobs.push_back({w.qa, w.y, &c.weights.matrix(Role::kMlaQA, il)});
   c.backend.matmul(jobs);
-  c.backend.rms_norm(w.qa, w.qa, c.weights.vec(Role::kMlaQANorm, il), m.rms_eps);
-  const MatmulJob up{q, w.qa, &c.weights.matrix(Role::kMlaQB, il)};
-  c.backend.matmul({&up, 1});
+  Operand normed;
+  normed.op = Operand::Op::kRms;
+  normed.x = w.qa;
+  normed.norm_w = c.weights.vec(Role::kMlaQANorm, il);
+  normed.eps = m.rms_eps;
+  normed.n = w.qa.cols;
+  const FusedProduct up{q, FusedProduct::Join::kOne, {&c.weights.matrix(Role::kMlaQB, il), 0}, {}};
+  if (c.fused({&normed, 1}, {&up, 1})) return;
+  c.backend.rms_norm(w.qa, w.qa, normed.norm_w, m.rms_eps);
+  const MatmulJob job{q, w.qa, &c.weights.matrix(Role::kMlaQB, il)};
+  c.backend.matmul({&job, 1});
+}
+
+// work.a = output . (o * sigmoid(gate)), a partial sum over ranks.
+void output(StepContext& c, int il, View<float> o, View<float> gate) {
+  const Weight& weight = c.weights.matrix(Role::kAttnOutput, il);
+  if (!gate.empty()) {
+    Operand gated;
+    gated.op = Operand::Op::kSigmoidGate;
+    gated.x = o;
+    gated.other = gate;
+    const FusedProduct out{c.work.a, FusedProduct::Join::kOne, {&weight, 0}, {}};
+    if (c.fused({&gated, 1}, {&out, 1})) return;
+    c.backend.sigmoid_gate(o, gate);
+    c.see("mla_gated", il, o);
+  }
+  const MatmulJob out{c.work.a, o, &weight};
+  c.backend.matmul({&out, 1});
 }
 
 }  // namespace
@@ -37,7 +64,8 @@ void mla_phase(StepContext& c, int il) {
       o(w.o.data, n_tok, heads * m.value_len);
   const MlaCache& cache = c.state.mla(il);
 
-  query(c, il, q);
+  const View<float> gate(w.gate.data, n_tok, c.layer(il).has_attn_gate ? o.cols : 0);
+  query(c, il, q, gate);
   // Every rank appends the same row, also one without heads: its cache stays whole should it ever be read.
   c.backend.mla_append(w.c, c.weights.vec(Role::kMlaKvANorm, il), m.rms_eps, cache, c.batch);
   if (heads > 0) {
@@ -47,16 +75,8 @@ void mla_phase(StepContext& c, int il) {
                          c.batch);
     c.backend.head_matmul(o, m.value_len, ctx, m.kv_latent, c.weights.matrix(Role::kMlaVB, il));
     c.see("kqv_out", il, o);
-    if (c.layer(il).has_attn_gate) {
-      const View<float> gate(w.gate.data, n_tok, heads * m.value_len);
-      const MatmulJob job{gate, w.y, &c.weights.matrix(Role::kMlaGate, il)};
-      c.backend.matmul({&job, 1});
-      c.backend.sigmoid_gate(o, gate);
-      c.see("mla_gated", il, o);
-    }
   }
-  const MatmulJob out{w.a, o, &c.weights.matrix(Role::kAttnOutput, il)};
-  c.backend.matmul({&out, 1});
+  output(c, il, o, gate);
   c.see("mla_out", il, w.a);
 }
 

@@ -43,10 +43,11 @@ float gumbel_from_key(std::uint64_t key, std::int32_t id) {
   // u = bits / 2^64 is uniform and -log(-log(1 - u)) is Gumbel. A float has few digits near 1 but
   // many near 0, so the half in which 1 - u is small is taken from the complement; else the large
   // values, the ones that win, would be a coarse grid. | 1 keeps u and 1 - u from being 0.
-  constexpr float kScale = 0x1p-64f;
-  const float e = (bits >> 63) != 0 ? -std::log(static_cast<float>(~bits | 1) * kScale)
-                                    : -std::log1p(-(static_cast<float>(bits | 1) * kScale));
-  return -std::log(e);
+  // In double, rounded once: so that every device's logarithm gives the same float.
+  constexpr double kScale = 0x1p-64;
+  const double e = (bits >> 63) != 0 ? -std::log(static_cast<double>(~bits | 1) * kScale)
+                                     : -std::log1p(-(static_cast<double>(bits | 1) * kScale));
+  return static_cast<float>(-std::log(e));
 }
 
 float gumbel_noise(std::uint64_t seed, std::uint64_t draw, std::int32_t id) {

@@ -10,14 +10,14 @@ namespace k3 {
 
 // 64 bits that mix seed, draw and id; each is a full bijective mix of the one before, so no two ids
 // of a draw collide. Integer operations only: the same on every device.
-inline std::uint64_t mix_bits(std::uint64_t x) {
+constexpr std::uint64_t mix_bits(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
   return x ^ (x >> 31);
 }
 
 // The part of the noise that all ids of a draw share.
-inline std::uint64_t draw_key(std::uint64_t seed, std::uint64_t draw) {
+constexpr std::uint64_t draw_key(std::uint64_t seed, std::uint64_t draw) {
   return mix_bits(mix_bits(seed + 0x9e3779b97f4a7c15ULL) ^ (draw * 0xd1342543de82ef95ULL + 1));
 }
 

@@ -3,9 +3,11 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/sampling.h"
+#include "kernels/cuda/candidates.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/layout.h"
 #include "kernels/cuda/ops.h"
@@ -18,6 +20,7 @@ namespace {
 constexpr std::size_t kHiddenFloats = std::size_t{16}
                                       << 20;  // experts: activations between their two halves
 constexpr std::size_t kRepackBytes = std::size_t{64} << 20;
+constexpr std::size_t kMaxBlocks = 4096;  // of a launch whose blocks count themselves
 constexpr int kReaderThreads = 8;
 
 class CudaBuffer final : public DeviceBuffer {
@@ -82,11 +85,17 @@ class CudaBackend final : public Backend {
         std::min<int>(kReaderThreads, static_cast<int>(std::thread::hardware_concurrency())));
     hidden_ = allocate(kHiddenFloats * sizeof(float));
     partial_ = allocate(mla_scratch_floats() * sizeof(float));
+    parts_ = allocate(expert_scratch_floats() * sizeof(float));
+    arrived_ = allocate(kMaxBlocks * sizeof(unsigned));
+    candidates_ = allocate(candidate_scratch_bytes());
   }
   ~CudaBackend() override {
     cudaStreamSynchronize(stream_);
     hidden_.reset();
     partial_.reset();
+    parts_.reset();
+    arrived_.reset();
+    candidates_.reset();
     repack_.reset();
     staging_.reset();
     cudaStreamDestroy(stream_);
@@ -133,6 +142,7 @@ class CudaBackend final : public Backend {
     if (bytes > 0) check(cudaMemsetAsync(device, 0, bytes, stream_), "cudaMemsetAsync");
   }
   void synchronize() override { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+  bool has_graphs() const override { return true; }
   std::unique_ptr<Replay> capture(const std::function<void()>& body) override {
     check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
           "cudaStreamBeginCapture");
@@ -171,7 +181,23 @@ class CudaBackend final : public Backend {
     return static_cast<std::size_t>(w.mat_bytes * w.n_mat);
   }
 
-  void matmul(std::span<const MatmulJob> jobs) override { cuda::matmul(jobs, stream_); }
+  // One token in the fast path: the jobs that gemv.cu has a kernel for in one launch, the others as ever.
+  void matmul(std::span<const MatmulJob> jobs) override {
+    std::vector<FusedProduct> fast;
+    std::vector<MatmulJob> rest;
+    for (const MatmulJob& j : jobs) {
+      const bool same_x = j.x.data == jobs[0].x.data && j.x.cols == jobs[0].x.cols;
+      const bool fits = is_fast() && j.x.rows == 1 && same_x && !j.w->empty() &&
+                        fast.size() < kMaxProducts && has_gemv(*j.w);
+      if (fits) fast.push_back({j.y, FusedProduct::Join::kOne, {j.w, 0}, {}});
+      if (!fits) rest.push_back(j);
+    }
+    Operand x;
+    if (!fast.empty()) x.x = jobs[0].x;
+    if (fast.empty() || !cuda::fused_products({&x, 1}, fast, stream_))
+      return cuda::matmul(jobs, stream_);
+    cuda::matmul(rest, stream_);
+  }
   void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head,
                    const Weight& w) override {
     cuda::head_matmul(y, y_head, x, x_head, w, stream_);
@@ -251,19 +277,47 @@ class CudaBackend final : public Backend {
   }
   void situ(View<float> g, View<const float> u, Situ p) override { cuda::situ(g, u, p, stream_); }
 
+  bool fused_products(std::span<const Operand> operands,
+                      std::span<const FusedProduct> products) override {
+    return is_fast() && cuda::fused_products(operands, products, stream_);
+  }
+  bool fused_mix(const MixStep& step) override {
+    return is_fast() && cuda::fused_mix(step, stream_);
+  }
+  bool fused_kda(const KdaStep& step, const KdaState& state, const BatchView& batch) override {
+    return is_fast() && cuda::fused_kda(step, state, batch, stream_);
+  }
+  bool fused_experts(const ExpertStep& step) override {
+    return is_fast() && cuda::fused_experts(step, reinterpret_cast<float*>(hidden_->data()),
+                                            kHiddenFloats,
+                                            reinterpret_cast<float*>(parts_->data()),
+                                            reinterpret_cast<unsigned*>(arrived_->data()), stream_);
+  }
+
   void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history,
                 std::int64_t n_hist, float repetition, float presence) override {
     cuda::penalise(logits, vocab_begin, history, n_hist, repetition, presence, stream_);
   }
-  // The band's row is searched on the host: the exact path's definition, at the cost of one copy.
   CandidateResult candidates(View<const float> row, std::int64_t vocab_begin,
                              const CandidateQuery& query) override {
+    const CandidateScratch scratch = lay_out_candidates(candidates_->data());
+    if (search_candidates_on_device(row.data, row.cols, vocab_begin, query, scratch, stream_)) {
+      struct {
+        CandidateHeader header;
+        Candidate best[kMaxDeviceCandidates];
+      } answer;
+      download(&answer, scratch.header,
+               sizeof(CandidateHeader) + static_cast<std::size_t>(query.n) * sizeof(Candidate));
+      return candidates_from(answer.header, answer.best);
+    }
+    // So many candidates are searched for on the host.
     std::vector<float> host(static_cast<std::size_t>(row.cols));
     download(host.data(), row.data, host.size() * sizeof(float));
     return search_candidates(host.data(), row.cols, vocab_begin, query);
   }
 
  private:
+  bool is_fast() const { return precision_ == Precision::kFast; }
   // A band as it will lie on the device, without memory.
   static Weight shape_of(const HostBox& box) {
     const RowBytes r = row_bytes(box);
@@ -304,6 +358,7 @@ class CudaBackend final : public Backend {
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<DeviceBuffer> hidden_, partial_, repack_;
+  std::unique_ptr<DeviceBuffer> parts_, arrived_, candidates_;
 };
 
 }  // namespace

@@ -60,6 +60,23 @@ void mla_rope_part(View<float> q_abs, View<const float> q, std::int64_t n_head, 
                    std::int64_t kv_latent, std::int64_t rope, cudaStream_t stream);
 void sigmoid_gate(View<float> y, View<const float> gate, cudaStream_t stream);
 
+// ---- the fast path's decode step; each returns false, and does nothing, where it has no kernel for the shapes -----------
+
+// gemv.cu
+inline constexpr std::size_t kMaxProducts = 8;  // of one launch
+bool has_gemv(const Weight& w);                 // whether rows of this type and layout have a kernel there
+bool fused_products(std::span<const Operand> operands, std::span<const FusedProduct> products,
+                    cudaStream_t stream);
+// decode_mix.cu
+bool fused_mix(const MixStep& step, cudaStream_t stream);
+// decode_kda.cu
+bool fused_kda(const KdaStep& step, const KdaState& state, const BatchView& batch,
+               cudaStream_t stream);
+// decode_moe.cu; parts: expert_scratch_floats() floats; arrived: zeros, one for each of the device's blocks
+std::size_t expert_scratch_floats();
+bool fused_experts(const ExpertStep& step, float* hidden, std::size_t hidden_floats, float* parts,
+                   unsigned* arrived, cudaStream_t stream);
+
 // moe.cu; hidden: device scratch of hidden_floats floats
 void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
            bool normalise, float scale, cudaStream_t stream);
