@@ -40,7 +40,7 @@ token, with the GB/s that this makes and, with --ceiling-gbs, the floor below wh
 
 constexpr const char* kDecodeExamples =
     R"(  k3bench decode --depth 128 -n 64
-  k3bench decode --model k3-8l.gguf --backend cuda --cache f16 --depth 131072 --ceiling-gbs 4410 \
+  k3bench decode --synthetic k3-8l --backend cuda --cache f16 --depth 131072 --ceiling-gbs 4410 \
       --predict 2.9 --log results/decode-8l.h5
   mpirun -n 2 k3bench decode --model k3-16l.gguf --backend cuda --depth 4096 --fill prefill
 )";
@@ -54,7 +54,7 @@ the repeats. Every repeat must draw the same first id.
 
 constexpr const char* kPrefillExamples =
     R"(  k3bench prefill --tokens 512 --chunk 128
-  k3bench prefill --model k3-8l.gguf --backend cuda --tokens 4096 --chunk 2048 --repeat 3
+  k3bench prefill --synthetic k3-8l --backend cuda --tokens 4096 --chunk 2048 --repeat 3
 )";
 
 constexpr const char* kLoadAbout =
@@ -105,7 +105,8 @@ void add_fill(Options& o, BenchRequest& r, Asked& a) {
       "--ids", "IDS", a.ids,
       "Token ids, separated by blanks, instead of seeded ones; their number takes the place of the "
       "option that says how many.");
-  o.number("--seed", "N", r.config.sampler.seed, "Of the ids and of fabricated rows.");
+  o.number("--seed", "N", r.config.sampler.seed,
+           "Of the ids, of fabricated rows and of synthetic weights.");
 }
 
 void add_machine(Options& o, BenchRequest& r) {
@@ -151,8 +152,24 @@ void keep_common(BenchRequest& r) {
   keep_option(r, "ids", r.ids.empty() ? "seeded" : "given");
 }
 
+void add_model(Options& o, BenchRequest& r) {
+  add_model_options(o, r.config);
+  o.text("--synthetic", "SHAPE", r.config.synthetic,
+         "Instead of a file: the weights that k3synth would write for this preset, made straight "
+         "into device memory from --seed (1 where that is not given): tiny, k3-nano, k3-8l, k3-16l "
+         "or k3-full, and what differs from it by the names of k3synth's options: "
+         "k3-8l,layers=4,quant=Q8_0. [default: none]");
+}
+
 void use_model(BenchRequest& r, const Options& o) {
-  if (!o.given("--model")) r.config.model = default_model();
+  if (o.given("--synthetic")) {
+    if (o.given("--model"))
+      throw std::invalid_argument("--model and --synthetic: give one of the two");
+    if (r.config.synthetic.empty()) throw std::invalid_argument("--synthetic: is empty");
+    if (o.given("--seed")) r.config.synthetic_seed = r.config.sampler.seed;
+  } else if (!o.given("--model")) {
+    r.config.model = default_model();
+  }
   r.config.sampler.temp = 0;
 }
 
@@ -162,7 +179,7 @@ bool parse_decode(BenchRequest& r, const std::vector<std::string>& args) {
   r.depth = 128;
   r.warmup = 16;
   Options o = options_of("decode", " --depth D", kDecodeAbout, kDecodeExamples);
-  add_model_options(o, r.config);
+  add_model(o, r);
   o.group("Benchmark");
   o.number("--depth", "D", r.depth, "Positions in the sequence before the first drawn token.");
   o.number("-n,--tokens", "N", r.n_tok, "Timed tokens.");
@@ -198,7 +215,7 @@ bool parse_prefill(BenchRequest& r, const std::vector<std::string>& args) {
   r.warmup = 1;
   r.repeat = 3;
   Options o = options_of("prefill", " --tokens N", kPrefillAbout, kPrefillExamples);
-  add_model_options(o, r.config);
+  add_model(o, r);
   o.group("Benchmark");
   o.number("-n,--tokens", "N", r.n_tok, "Tokens of the prompt.");
   o.number("--depth", "D", r.depth, "Positions in the sequence before the prompt.");

@@ -8,7 +8,9 @@
 
 #include <fmt/core.h>
 
+#include "apps/local_main.h"
 #include "comm/nccl_comm.h"
+#include "comm/peer_comm.h"
 #include "kernels/cuda_devices.h"
 #include "rank/fault.h"
 
@@ -59,15 +61,26 @@ RankDevice make_rank_device(const RunConfig& config, World& world, Comm& control
     return d;
   }
   const LocalGroup local = local_group(world);
-  together(control, [&] { d.backend = make_cuda_backend(pick_device(config, local), config.precision); });
+  together(control,
+           [&] { d.backend = make_cuda_backend(pick_device(config, local), config.precision); });
   refuse_sharing(config, *d.backend, control);
+  const std::string device = d.backend->describe();
+  world.board()->set_device(device.substr(0, device.find(':')));
   if (control.size() == 1) return d;
+  std::string what;
   if (config.comm == "mpi" || config.share_gpu) {
     d.stage = std::make_unique<DeviceStage>(*d.backend);
     d.own = make_mpi_comm(world, d.stage.get());
+    what = "MPI, through the host";
+  } else if (config.comm == "peer") {
+    d.own = make_peer_comm(make_mpi_comm(world));
+    what = "peer memory";
   } else {
     d.own = make_nccl_comm(make_mpi_comm(world));
+    what = nccl_library_version();
   }
+  d.own->set_time_limit(control.time_limit());
+  if (control.rank() == 0) print_line("data between ranks: " + what);
   return d;
 }
 

@@ -21,7 +21,7 @@ struct RankDevice {
 // --backend cpu: threads of this process, data over `control`.
 // --backend cuda: a rank takes the device of its number among the ranks of its node; where the launcher shows each rank one
 // device only, that one. Two ranks on one device are refused unless --share-gpu, and then speak through the host; otherwise
-// data go as --comm says: nccl (the default) or mpi (through the host).
+// data go as --comm says: nccl (the default), peer (the devices' memory, on one node) or mpi (through the host).
 // Collective. Throws AgreedFault where a rank finds no device, or an odd one out.
 RankDevice make_rank_device(const RunConfig& config, World& world, Comm& control);
 

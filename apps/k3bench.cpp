@@ -417,7 +417,9 @@ void run_raw(Session& s, Comm& comm, const BenchJob& job, int n_thread,
 void record_model(Session& s, const Engine& engine, const std::vector<RankReport>& reports) {
   const std::string fingerprint = engine.file().fingerprint();
   BenchRecord& record = s.record;
-  record.text("model", engine.config().model);
+  const std::string name = engine.file().parts().front().path;
+  record.text("model", name);
+  record.text("weights", engine.config().synthetic.empty() ? "of the file" : name);
   record.text("model_name", engine.model().name);
   record.text("fingerprint", fingerprint);
   record.text("commit", build_info().commit);
@@ -439,7 +441,7 @@ void record_model(Session& s, const Engine& engine, const std::vector<RankReport
   record.column("load_s", load_s);
   s.say(fmt::format(
       "k3bench {}: {}, {} layers, fingerprint {}, {} rank{}, tp {} x pp {}, cache {}, commit {}",
-      record.command, engine.config().model, engine.model().n_layer, fingerprint, reports.size(),
+      record.command, name, engine.model().n_layer, fingerprint, reports.size(),
       reports.size() == 1 ? "" : "s", engine.config().layout.tp, engine.config().layout.pp,
       engine.config().cache == CacheType::kF32   ? "f32"
       : engine.config().cache == CacheType::kF16 ? "f16"

@@ -55,35 +55,14 @@ struct Request {
 
 // Sizes are options of their own; -1 keeps the preset's.
 struct SizeOption {
-  const char* spelling;
-  std::int64_t ModelShape::*size;
-  const char* help;
+  const ShapeSize* of;
   std::int64_t value = -1;
 };
 
 std::vector<SizeOption> size_options() {
-  return {{"--layers", &ModelShape::n_layer, "Layers."},
-          {"--dense-layers", &ModelShape::n_dense, "Leading layers with a dense ffn."},
-          {"--mla-every", &ModelShape::mla_every,
-           "Every Nth layer is MLA, and the last one; the others are KDA."},
-          {"--hidden", &ModelShape::hidden, "Width of the residual stream."},
-          {"--vocab", &ModelShape::n_vocab, "Tokens, at least 288."},
-          {"--ctx", &ModelShape::n_ctx, "Positions the model claims to support."},
-          {"--heads", &ModelShape::n_head, "Heads of KDA and MLA."},
-          {"--head-dim", &ModelShape::kda_head_dim, "Width of a KDA head."},
-          {"--conv-kernel", &ModelShape::conv_kernel, "Taps of the KDA convolution."},
-          {"--q-latent", &ModelShape::q_latent, "Query rank of MLA; 0: none."},
-          {"--kv-latent", &ModelShape::kv_latent, "Width of the MLA latent."},
-          {"--rope", &ModelShape::rope, "Width of the part of a key all heads share."},
-          {"--key-len", &ModelShape::key_len, "Width of an MLA key per head, that part included."},
-          {"--value-len", &ModelShape::value_len, "Width of an MLA value per head."},
-          {"--experts", &ModelShape::n_expert, "Routed experts."},
-          {"--experts-used", &ModelShape::n_expert_used, "Experts of one token."},
-          {"--shared", &ModelShape::n_shared, "Shared experts; 0: none."},
-          {"--latent", &ModelShape::moe_latent, "Width routed experts work in."},
-          {"--ffn-expert", &ModelShape::ffn_expert, "Inner width of one expert."},
-          {"--ffn-dense", &ModelShape::ffn_dense, "Inner width of a dense ffn."},
-          {"--block", &ModelShape::bank_block, "Layers per banked residual stream."}};
+  std::vector<SizeOption> out;
+  for (const ShapeSize& s : shape_sizes()) out.push_back({&s});
+  return out;
 }
 
 volatile std::sig_atomic_t g_stop_asked = 0;
@@ -128,7 +107,7 @@ class Report {
 int run(Request& q, const std::vector<SizeOption>& sizes) {
   q.synth.shape = named_shape(q.preset);
   for (const SizeOption& s : sizes) {
-    if (s.value != -1) q.synth.shape.*s.size = s.value;
+    if (s.value != -1) q.synth.shape.*s.of->size = s.value;
   }
   q.synth.recipe = QuantRecipe::parse(q.quant);
   if (q.synth.threads < 1 || q.synth.threads > 1024) {
@@ -184,7 +163,8 @@ int main(int argc, char** argv) {
                    "Threads that make weights. [default: all cores]");
     options.group("Sizes (each defaults to the preset's)");
     for (SizeOption& s : sizes) {
-      options.number(s.spelling, "N", s.value, std::string(s.help) + " [default: the preset's]");
+      options.number(std::string("--") + s.of->name, "N", s.value,
+                     std::string(s.of->help) + " [default: the preset's]");
     }
     switch (options.parse(arguments(argc, argv))) {
       case Options::Outcome::kHelp:

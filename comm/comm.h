@@ -1,6 +1,6 @@
 // What ranks may do together. One object per group of ranks; every rank of the group makes the same
-// calls in the same order. Backends: MpiComm (processes), ThreadComm (ranks as threads, for tests);
-// NCCL and peer memory beside them.
+// calls in the same order. Backends: MpiComm (processes), ThreadComm (ranks as threads, for tests),
+// NcclComm and PeerComm (devices).
 //
 // Two kinds of calls:
 //  - data calls (sum, gather_rows, send, recv) work on the memory of the rank's device and are
@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/call_board.h"
 #include "comm/points.h"
 
 namespace k3 {
@@ -61,12 +62,24 @@ class AgreedFault : public std::runtime_error {
   Fault fault_;
 };
 
+// What a call is told beside its arguments.
+struct CallContext {
+  Place place;
+  std::shared_ptr<CallBoard> board;  // null: nobody asks
+};
+
+struct PeerView;  // peer_view.h
+
 class Comm {
  public:
   virtual ~Comm() = default;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // The number that rank r of this group has in the world.
+  virtual int world_rank(int r) const { return r; }
+  // "rank 1/8 (node7, cuda 1)", in numbers of the world: how error lines begin.
+  virtual std::string who() const;
 
   // data[i] <- sum over ranks of data[i]; f32; added in rank order 0, 1, ..., so every rank holds
   // the same bits whatever the message size. size() == 1: returns at once and does not count.
@@ -115,6 +128,27 @@ class Comm {
       stats_[p].bytes += once[p].bytes;
     }
   }
+  // A long stretch of work in which the ranks do not speak, such as loading: each says now and then how far it is (`done`
+  // only grows), and learns whether the others still move. finish_pulses() ends the stretch, returns when all ranks have
+  // called it, and is collective; pulse() is not. A rank that has not moved for the time limit makes the others throw
+  // CommError naming it. Backends whose ranks cannot get stuck alone do nothing.
+  virtual void pulse(std::uint64_t /*done*/, std::uint64_t /*total*/) {}
+  virtual void finish_pulses() {}
+
+  // The host is about to wait for `stream`, on which a graph with this object's data calls was launched: they count as
+  // one call under way, for the time limit.
+  virtual void replayed(StreamHandle /*stream*/) {}
+
+  // Peer memory, for kernels that make a data call themselves; null: this backend has none.
+  virtual const PeerView* peer_view() const { return nullptr; }
+  // Counts such a call, and gives the number its waits are told by.
+  virtual std::uint64_t count_fused(Point point, std::size_t bytes);
+
+  // The place in the caller's work that calls belong to from now on.
+  void set_place(Place place) { context_.place = place; }
+
+  // Shows what this rank waits for, in any group of the world; null where nobody asks.
+  const std::shared_ptr<CallBoard>& board() const { return context_.board; }
 
   const PointStats& stats(Point point) const { return stats_[static_cast<std::size_t>(point)]; }
   // Calls of every Point together.
@@ -129,6 +163,7 @@ class Comm {
  protected:
   PointStats& stats_of(Point point) { return stats_[static_cast<std::size_t>(point)]; }
 
+  CallContext context_;
   std::shared_ptr<double> time_limit_s_ = std::make_shared<double>(0);
   std::array<PointStats, static_cast<std::size_t>(Point::kCount)> stats_{};
 };

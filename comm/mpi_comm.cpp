@@ -2,8 +2,11 @@
 
 #include <mpi.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -11,6 +14,7 @@
 
 #include "comm/call.h"
 #include "comm/mpi_exchange.h"
+#include "comm/mpi_pulse.h"
 #include "comm/ordered_sum.h"
 
 namespace k3 {
@@ -54,19 +58,23 @@ void check_start(int error, const char* call) {
 
 class MpiComm : public Comm {
  public:
-  MpiComm(MPI_Comm comm, std::vector<int> world_rank, int world_size, std::string host,
+  MpiComm(MPI_Comm comm, std::vector<int> world_rank, std::shared_ptr<const WorldFacts> world,
           HostStage* stage, const MpiOptions& options, std::shared_ptr<double> time_limit_s)
       : options_(options), stage_(stage), scratch_(nullptr), staged_(stage) {
     time_limit_s_ = std::move(time_limit_s);
+    context_.board = world->board;
     check_start(MPI_Comm_rank(comm, &rank_), "MPI_Comm_rank");
     size_ = static_cast<int>(world_rank.size());
     parts_.resize(world_rank.size());
-    net_ = std::make_unique<MpiExchange>(comm, std::move(world_rank), world_size, std::move(host),
+    net_ = std::make_unique<MpiExchange>(comm, std::move(world_rank), std::move(world),
                                          options.max_message_bytes, time_limit_s_);
+    pulse_ = std::make_unique<MpiPulse>(comm, rank_, size_);
   }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  int world_rank(int r) const override { return net_->world_rank()[static_cast<std::size_t>(r)]; }
+  std::string who() const override { return net_->me(); }
 
   void sum(Point point, float* data, std::size_t count, StreamHandle stream) override;
   void gather_rows(Point point, const float* mine, float* all, std::size_t n_row,
@@ -82,8 +90,17 @@ class MpiComm : public Comm {
   void agree(const std::optional<Fault>& fault) override;
   void barrier(Point point) override;
   std::unique_ptr<Comm> split(int colour, int key) override;
+  void pulse(std::uint64_t done, std::uint64_t total) override {
+    refuse_stuck(pulse_->beat(done, total, *time_limit_s_));
+  }
+  void finish_pulses() override {
+    PointStats uncounted;  // no step contains it
+    const Call call("loading", Point::kResidency, uncounted, 0, context_);
+    refuse_stuck(pulse_->finish(*time_limit_s_));
+  }
 
  private:
+  void refuse_stuck(const std::optional<MpiPulse::Stuck>& stuck) const;
   void sum_small(const Call& call, float* data, std::size_t count);
   void sum_sliced(const Call& call, float* data, std::size_t count);
   void sum_host(const Call& call, float* data, std::size_t count);
@@ -98,12 +115,22 @@ class MpiComm : public Comm {
   MpiOptions options_;
   HostStage* stage_;
   std::unique_ptr<MpiExchange> net_;
+  std::unique_ptr<MpiPulse> pulse_;
   int rank_ = 0;
   int size_ = 1;
   Scratch scratch_;                  // what the other ranks sent, before it is added or unpacked
   Scratch staged_;                   // host twins of device data
   std::vector<const float*> parts_;  // the addends of one sum, in rank order
 };
+
+void MpiComm::refuse_stuck(const std::optional<MpiPulse::Stuck>& stuck) const {
+  if (!stuck) return;
+  std::array<char, 96> text{};
+  std::snprintf(text.data(), text.size(),
+                ": waited %.3g s in loading for rank %d, which stands at %.0f %%", stuck->seconds,
+                world_rank(stuck->rank), 100 * stuck->done);
+  throw CommError(who() + text.data());
+}
 
 void MpiComm::check_rank(const char* what, int rank) const {
   if (rank >= 0 && rank < size_) return;
@@ -114,7 +141,7 @@ void MpiComm::check_rank(const char* what, int rank) const {
 void MpiComm::sum(Point point, float* data, std::size_t count, StreamHandle stream) {
   if (size_ == 1) return;
   const std::size_t bytes = count * sizeof(float);
-  const Call call("sum", point, stats_of(point), bytes);
+  const Call call("sum", point, stats_of(point), bytes, context_);
   if (stage_ == nullptr) return sum_host(call, data, count);
   float* host = staged_.floats(count);
   stage_->to_host(host, data, bytes, stream);
@@ -181,7 +208,7 @@ void MpiComm::gather_rows(Point point, const float* mine, float* all, std::size_
   }
   const std::size_t total = std::accumulate(widths.begin(), widths.end(), std::size_t{0});
   const std::size_t bytes = n_row * total * sizeof(float);
-  const Call call("gather_rows", point, stats_of(point), bytes);
+  const Call call("gather_rows", point, stats_of(point), bytes, context_);
   if (stage_ == nullptr) return gather_host(call, mine, all, n_row, widths, total);
   const std::size_t my_count = n_row * widths[rank_];
   float* host_all = staged_.floats(n_row * total + my_count);
@@ -230,7 +257,7 @@ void MpiComm::gather_piece(const Call& call, const float* mine, float* all, std:
 void MpiComm::send(Point point, const float* data, std::size_t count, int to, StreamHandle stream) {
   check_rank("send", to);
   const std::size_t bytes = count * sizeof(float);
-  const Call call("send", point, stats_of(point), bytes);
+  const Call call("send", point, stats_of(point), bytes, context_);
   if (stage_ != nullptr) {
     float* host = staged_.floats(count);
     stage_->to_host(host, data, bytes, stream);
@@ -243,7 +270,7 @@ void MpiComm::send(Point point, const float* data, std::size_t count, int to, St
 void MpiComm::recv(Point point, float* data, std::size_t count, int from, StreamHandle stream) {
   check_rank("recv", from);
   const std::size_t bytes = count * sizeof(float);
-  const Call call("recv", point, stats_of(point), bytes);
+  const Call call("recv", point, stats_of(point), bytes, context_);
   float* host = stage_ == nullptr ? data : staged_.floats(count);
   net_->recv(call, host, bytes, from);
   net_->finish(call);
@@ -252,7 +279,7 @@ void MpiComm::recv(Point point, float* data, std::size_t count, int from, Stream
 
 void MpiComm::broadcast(Point point, std::span<std::byte> data, int root) {
   check_rank("broadcast", root);
-  const Call call("broadcast", point, stats_of(point), data.size());
+  const Call call("broadcast", point, stats_of(point), data.size(), context_);
   const Patience patience = point == Point::kStep ? Patience::kPolite : Patience::kBusy;
   spread(call, data.data(), data.size(), root, patience);
 }
@@ -279,7 +306,7 @@ std::vector<std::vector<std::byte>> MpiComm::gather_bytes(Point point,
                                                           std::span<const std::byte> mine,
                                                           int root) {
   check_rank("gather_bytes", root);
-  Call call("gather_bytes", point, stats_of(point), mine.size());
+  Call call("gather_bytes", point, stats_of(point), mine.size(), context_);
   std::vector<std::vector<std::byte>> result;
   std::uint64_t my_length = mine.size();
   if (rank_ != root) {
@@ -321,7 +348,7 @@ void MpiComm::exchange_all(const Call& call, const void* mine, std::size_t bytes
 
 std::vector<std::vector<std::byte>> MpiComm::all_gather_bytes(Point point,
                                                               std::span<const std::byte> mine) {
-  const Call call("all_gather_bytes", point, stats_of(point), mine.size() * size_);
+  const Call call("all_gather_bytes", point, stats_of(point), mine.size() * size_, context_);
   std::vector<std::byte> all(mine.size() * size_);
   exchange_all(call, mine.data(), mine.size(), all.data());
   std::vector<std::vector<std::byte>> result(size_);
@@ -333,7 +360,7 @@ std::vector<std::vector<std::byte>> MpiComm::all_gather_bytes(Point point,
 }
 
 void MpiComm::agree(const std::optional<Fault>& fault) {
-  const Call call("agree", Point::kAgree, stats_of(Point::kAgree), 0);
+  const Call call("agree", Point::kAgree, stats_of(Point::kAgree), 0, context_);
   struct Verdict {
     std::int32_t failed;
     std::int32_t exit_code;
@@ -353,7 +380,7 @@ void MpiComm::agree(const std::optional<Fault>& fault) {
 }
 
 void MpiComm::barrier(Point point) {
-  const Call call("barrier", point, stats_of(point), 0);
+  const Call call("barrier", point, stats_of(point), 0, context_);
   std::byte nothing{};
   exchange_all(call, &nothing, 0, &nothing);
 }
@@ -375,8 +402,8 @@ std::unique_ptr<Comm> MpiComm::split(int colour, int key) {
   const int my_world_rank = net_->world_rank()[rank_];
   net_->check(call,
               MPI_Allgather(&my_world_rank, 1, MPI_INT, world_rank.data(), 1, MPI_INT, group));
-  return std::make_unique<MpiComm>(group, std::move(world_rank), net_->world_size(), net_->host(),
-                                   stage_, options_, time_limit_s_);
+  return std::make_unique<MpiComm>(group, std::move(world_rank), net_->world(), stage_, options_,
+                                   time_limit_s_);
 }
 
 }  // namespace
@@ -412,6 +439,29 @@ World::~World() {
   MPI_Finalize();
 }
 
+namespace {
+
+std::shared_ptr<const WorldFacts> world_facts(const World& world, MPI_Comm comm) {
+  struct Process {
+    std::array<char, 128> host{};
+    int pid = 0;
+  };
+  Process mine;
+  world.facts().host.copy(mine.host.data(), mine.host.size() - 1);
+  mine.pid = getpid();
+  std::vector<Process> all(static_cast<std::size_t>(world.size()));
+  check_start(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, comm),
+              "MPI_Allgather");
+  auto facts = std::make_shared<WorldFacts>();
+  facts->size = world.size();
+  facts->host = world.facts().host;
+  facts->board = world.board();
+  for (const Process& p : all) facts->pid.push_back(p.host == mine.host ? p.pid : 0);
+  return facts;
+}
+
+}  // namespace
+
 std::unique_ptr<Comm> make_mpi_comm(World& world, HostStage* stage, const MpiOptions& options) {
   if (options.max_message_bytes == 0 || options.max_message_bytes > INT32_MAX ||
       options.scratch_floats == 0) {
@@ -421,8 +471,8 @@ std::unique_ptr<Comm> make_mpi_comm(World& world, HostStage* stage, const MpiOpt
   check_start(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
   std::vector<int> world_rank(world.size());
   std::iota(world_rank.begin(), world_rank.end(), 0);
-  return std::make_unique<MpiComm>(comm, std::move(world_rank), world.size(), world.facts().host,
-                                   stage, options, std::make_shared<double>(0));
+  return std::make_unique<MpiComm>(comm, std::move(world_rank), world_facts(world, comm), stage,
+                                   options, std::make_shared<double>(0));
 }
 
 LocalGroup local_group(World& world) {

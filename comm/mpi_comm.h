@@ -26,9 +26,12 @@ class World {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const LaunchFacts& facts() const { return facts_; }
+  // What this rank waits for, in any group of the world.
+  const std::shared_ptr<CallBoard>& board() const { return board_; }
 
  private:
   LaunchFacts facts_;
+  std::shared_ptr<CallBoard> board_ = std::make_shared<CallBoard>();
   int rank_ = 0;
   int size_ = 1;
   bool owner_ = false;

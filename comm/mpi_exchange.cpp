@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <fstream>
 #include <thread>
 
 namespace k3 {
@@ -15,6 +16,16 @@ namespace {
 constexpr double kPoliteSpin_s = 0.004;
 constexpr std::chrono::microseconds kShortestNap{20};
 constexpr std::chrono::microseconds kLongestNap{1000};
+constexpr double kLookInterval_s = 0.25;
+
+// A process of this host that SIGSTOP holds. Where the system does not say: false.
+bool is_stopped(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  if (!std::getline(file, line)) return false;
+  const std::size_t name_end = line.rfind(')');  // the name may hold anything
+  return name_end != std::string::npos && line.compare(name_end, 3, ") T") == 0;
+}
 
 std::string error_text(int error) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
@@ -27,13 +38,12 @@ std::string error_text(int error) {
 
 }  // namespace
 
-MpiExchange::MpiExchange(MPI_Comm comm, std::vector<int> world_rank, int world_size,
-                         std::string host, std::size_t max_message_bytes,
+MpiExchange::MpiExchange(MPI_Comm comm, std::vector<int> world_rank,
+                         std::shared_ptr<const WorldFacts> world, std::size_t max_message_bytes,
                          std::shared_ptr<const double> time_limit_s)
     : comm_(comm),
       world_rank_(std::move(world_rank)),
-      world_size_(world_size),
-      host_(std::move(host)),
+      world_(std::move(world)),
       max_message_bytes_(max_message_bytes),
       time_limit_s_(std::move(time_limit_s)) {
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
@@ -51,13 +61,14 @@ MpiExchange::~MpiExchange() {
 int MpiExchange::tag(const Call& call) const { return static_cast<int>(call.point()); }
 
 std::string MpiExchange::me() const {
-  return "rank " + std::to_string(world_rank_[rank_]) + "/" + std::to_string(world_size_) + " (" +
-         host_ + "): ";
+  const std::string device = world_->board->device();
+  return "rank " + std::to_string(world_rank_[rank_]) + "/" + std::to_string(world_->size) + " (" +
+         world_->host + (device.empty() ? "" : ", ") + device + ")";
 }
 
 void MpiExchange::fail(const Call& call, const std::string& text) {
   broken_ = true;
-  throw CommError(me() + call.name() + ": " + text);
+  throw CommError(me() + ": " + call.name() + ": " + text);
 }
 
 void MpiExchange::check(const Call& call, int error) {
@@ -66,7 +77,7 @@ void MpiExchange::check(const Call& call, int error) {
 
 void MpiExchange::check_usable(const Call& call) const {
   if (broken_)
-    throw CommError(me() + call.name() + ": the group is unusable after an earlier failure");
+    throw CommError(me() + ": " + call.name() + ": the group is unusable after an earlier failure");
 }
 
 void MpiExchange::send(const Call& call, const void* data, std::size_t bytes, int to) {
@@ -108,6 +119,8 @@ void MpiExchange::finish(const Call& call, Patience patience) {
   const double limit_s = patience == Patience::kBusy ? *time_limit_s_ : 0;
   const bool watch_clock = limit_s > 0 || patience == Patience::kPolite;
   auto nap = kShortestNap;
+  double next_look_s = kLookInterval_s;
+  stopped_since_s_ = -1;
   for (unsigned polls = 1;; ++polls) {
     int done = 0;
     const int error = MPI_Testall(n, requests_.data(), &done, statuses_.data());
@@ -121,11 +134,30 @@ void MpiExchange::finish(const Call& call, Patience patience) {
       std::this_thread::sleep_for(nap);
       nap = std::min(nap * 2, kLongestNap);
       polls = 15;  // from now on one poll for each nap
+      if (waited_s < next_look_s) continue;
+      next_look_s = waited_s + kLookInterval_s;
+      look_for_stopped(call);
     }
   }
   check_lengths(call);
   requests_.clear();
   posted_.clear();
+}
+
+void MpiExchange::look_for_stopped(const Call& call) {
+  const double limit_s = *time_limit_s_;
+  if (limit_s <= 0) return;
+  const bool stopped = std::any_of(posted_.begin(), posted_.end(), [&](const Posted& m) {
+    const auto peer = static_cast<std::size_t>(world_rank_[static_cast<std::size_t>(m.peer)]);
+    return m.is_recv && world_->pid[peer] != 0 && is_stopped(world_->pid[peer]);
+  });
+  if (!stopped) {
+    stopped_since_s_ = -1;
+  } else if (stopped_since_s_ < 0) {
+    stopped_since_s_ = call.seconds();
+  } else if (call.seconds() - stopped_since_s_ > limit_s) {
+    wait_expired(call);
+  }
 }
 
 void MpiExchange::fail_messages(const Call& call, int error) {
@@ -177,7 +209,7 @@ void MpiExchange::wait_expired(const Call& call) {
   std::array<char, 32> waited{};
   std::snprintf(waited.data(), waited.size(), "%.3g", call.seconds());
   broken_ = true;
-  throw CommError(me() + "waited " + waited.data() + " s in " + call.name() +
+  throw CommError(me() + ": waited " + waited.data() + " s in " + call.name() +
                   (to_send ? " to send to rank " : " for rank ") + who);
 }
 

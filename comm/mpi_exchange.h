@@ -17,13 +17,22 @@ namespace k3 {
 
 enum class Patience {
   kBusy,    // poll all the time: the others are about to be ready
-  kPolite,  // poll a moment, then sleep between polls; no limit: the other side may be a person
+  kPolite,  // poll a moment, then sleep between polls; no limit: the other side may wait for a person. But a process
+            // that is stopped (SIGSTOP) and on this host counts as lost after the time limit
+};
+
+// What is the same for all groups of a world.
+struct WorldFacts {
+  int size = 1;
+  std::string host;
+  std::shared_ptr<CallBoard> board;
+  std::vector<int> pid;  // of each rank of the world that is on this host; 0: on another
 };
 
 class MpiExchange {
  public:
   // Owns `comm`. world_rank[r] is the number that rank r of the group has in the world.
-  MpiExchange(MPI_Comm comm, std::vector<int> world_rank, int world_size, std::string host,
+  MpiExchange(MPI_Comm comm, std::vector<int> world_rank, std::shared_ptr<const WorldFacts> world,
               std::size_t max_message_bytes, std::shared_ptr<const double> time_limit_s);
   ~MpiExchange();
   MpiExchange(const MpiExchange&) = delete;
@@ -31,8 +40,9 @@ class MpiExchange {
 
   MPI_Comm comm() const { return comm_; }
   const std::vector<int>& world_rank() const { return world_rank_; }
-  int world_size() const { return world_size_; }
-  const std::string& host() const { return host_; }
+  const std::shared_ptr<const WorldFacts>& world() const { return world_; }
+  // "rank 1/8 (node7, cuda 1)"
+  std::string me() const;
 
   // Both sides must post the same number of bytes (0 too), and the memory must stay until finish()
   // returns.
@@ -59,16 +69,16 @@ class MpiExchange {
   [[noreturn]] void wait_expired(const Call& call);
   [[noreturn]] void fail(const Call& call, const std::string& text);
   std::string peer_name(int peer) const { return "rank " + std::to_string(world_rank_[peer]); }
-  std::string me() const;
+  void look_for_stopped(const Call& call);
 
   MPI_Comm comm_;
   int rank_ = 0;
   std::vector<int> world_rank_;
-  int world_size_;
-  std::string host_;
+  std::shared_ptr<const WorldFacts> world_;
   std::size_t max_message_bytes_;
   std::shared_ptr<const double> time_limit_s_;
   bool broken_ = false;
+  double stopped_since_s_ = -1;  // of the call under way: when its peer was first seen stopped
   // Parallel arrays; they grow to the largest exchange and are then reused.
   std::vector<MPI_Request> requests_;
   std::vector<MPI_Status> statuses_;

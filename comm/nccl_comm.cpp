@@ -3,9 +3,12 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <exception>
 #include <mutex>
 #include <numeric>
@@ -17,21 +20,33 @@ namespace k3 {
 namespace {
 
 constexpr auto kPollInterval = std::chrono::milliseconds(50);
+constexpr std::size_t kMarks = 512;  // calls on the stream that are told apart
+
+// What ended the work of this Comm and of all that were split from the same one.
+struct Failure {
+  std::mutex mutex;
+  std::string line;  // guarded
+  std::atomic<bool> happened{false};
+};
 
 class NcclComm final : public Comm {
  public:
-  explicit NcclComm(std::unique_ptr<Comm> control) : control_(std::move(control)) {
+  NcclComm(std::unique_ptr<Comm> control, std::shared_ptr<Failure> failure)
+      : control_(std::move(control)), failure_(std::move(failure)) {
     time_limit_s_ = std::make_shared<double>(0);
     check(cudaGetDevice(&device_), "cudaGetDevice");
     ncclUniqueId id{};
     if (rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
     control_->broadcast(Point::kAgree, std::as_writable_bytes(std::span(&id, 1)), 0);
     check(ncclCommInitRank(&comm_, size(), id, rank()), "ncclCommInitRank");
-    check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    for (Mark& m : marks_)
+      check(cudaEventCreateWithFlags(&m.event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
     watcher_ = std::thread([this] { watch(); });
+    if (control_->board()) board_id_ = control_->board()->add([this] { return under_way(); });
   }
 
   ~NcclComm() override {
+    if (board_id_ >= 0) control_->board()->remove(board_id_);
     {
       const std::scoped_lock lock(mutex_);
       ending_ = true;
@@ -39,18 +54,21 @@ class NcclComm final : public Comm {
     wake_.notify_all();
     watcher_.join();
     if (scratch_ != nullptr) cudaFree(scratch_);
-    cudaEventDestroy(last_);
-    if (failed_.load()) return;  // the watcher has aborted it
+    for (const Mark& m : marks_) cudaEventDestroy(m.event);
+    if (aborted_) return;
     // While an error unwinds this rank its peers still wait in a collective: destroy would hang, abort does not.
     std::uncaught_exceptions() > exceptions_ ? ncclCommAbort(comm_) : ncclCommDestroy(comm_);
   }
 
   int rank() const override { return control_->rank(); }
   int size() const override { return control_->size(); }
+  bool capturable() const override { return true; }
+  int world_rank(int r) const override { return control_->world_rank(r); }
+  std::string who() const override { return control_->who(); }
 
   void sum(Point point, float* data, std::size_t count, StreamHandle stream) override {
     if (size() == 1) return;
-    const Call call("sum", point, stats_of(point), count * sizeof(float));
+    const Call call("sum", point, stats_of(point), count * sizeof(float), context_);
     begin(call);
     if (count > 0)
       check(ncclAllReduce(data, data, count, ncclFloat32, ncclSum, comm_, to_cuda(stream)),
@@ -62,7 +80,8 @@ class NcclComm final : public Comm {
                    std::span<const std::size_t> widths, StreamHandle stream) override {
     const auto me = static_cast<std::size_t>(rank());
     const std::size_t total = std::accumulate(widths.begin(), widths.end(), std::size_t{0});
-    const Call call("gather_rows", point, stats_of(point), n_row * widths[me] * sizeof(float));
+    const Call call("gather_rows", point, stats_of(point), n_row * widths[me] * sizeof(float),
+                    context_);
     begin(call);
     // Rank after rank, then rows are put together; a single row is together already.
     float* blocks = n_row == 1 ? all : scratch(n_row * total);
@@ -84,13 +103,13 @@ class NcclComm final : public Comm {
 
   void send(Point point, const float* data, std::size_t count, int to,
             StreamHandle stream) override {
-    const Call call("send", point, stats_of(point), count * sizeof(float));
+    const Call call("send", point, stats_of(point), count * sizeof(float), context_);
     begin(call);
     check(ncclSend(data, count, ncclFloat32, to, comm_, to_cuda(stream)), "ncclSend");
     end(call, stream);
   }
   void recv(Point point, float* data, std::size_t count, int from, StreamHandle stream) override {
-    const Call call("recv", point, stats_of(point), count * sizeof(float));
+    const Call call("recv", point, stats_of(point), count * sizeof(float), context_);
     begin(call);
     check(ncclRecv(data, count, ncclFloat32, from, comm_, to_cuda(stream)), "ncclRecv");
     end(call, stream);
@@ -124,32 +143,60 @@ class NcclComm final : public Comm {
     control_->barrier(point);
   }
   std::unique_ptr<Comm> split(int colour, int key) override {
-    auto group = std::make_unique<NcclComm>(control_->split(colour, key));
+    auto group = std::make_unique<NcclComm>(control_->split(colour, key), failure_);
     group->time_limit_s_ = time_limit_s_;
     return group;
+  }
+  void pulse(std::uint64_t done, std::uint64_t total) override {
+    share_limit();
+    control_->pulse(done, total);
+  }
+  void finish_pulses() override {
+    share_limit();
+    control_->finish_pulses();
+  }
+  void replayed(StreamHandle stream) override {
+    throw_if_failed();
+    mark({"graph", Point::kStep, ++n_replay_, {}}, stream);
   }
 
  private:
   static cudaStream_t to_cuda(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
 
-  std::string who() const {
-    return "rank " + std::to_string(rank()) + "/" + std::to_string(size()) + ": ";
-  }
+  struct Name {
+    const char* op = nullptr;
+    Point point = Point::kCount;
+    std::uint64_t number = 0;
+    Place place;
+  };
+  // A call's end on the stream.
+  struct Mark {
+    cudaEvent_t event = nullptr;
+    Name name;
+    Call::Clock::time_point since;
+  };
+
   void check(cudaError_t status, const char* what) const {
-    if (status != cudaSuccess) throw CommError(who() + what + ": " + cudaGetErrorString(status));
+    if (status != cudaSuccess)
+      throw CommError(who() + ": " + what + ": " + cudaGetErrorString(status));
   }
   void check(ncclResult_t status, const char* what) const {
     if (status == ncclSuccess || status == ncclInProgress) return;
-    throw CommError(who() + what + ": " + ncclGetErrorString(status));
+    throw CommError(who() + ": " + what + ": " + ncclGetErrorString(status));
   }
 
+  void share_limit() {
+    if (control_->time_limit() != *time_limit_s_) control_->set_time_limit(*time_limit_s_);
+  }
   // Every call first learns whether an earlier one was given up.
   void begin(const Call&) {
-    if (*time_limit_s_ > 0 && control_->time_limit() != *time_limit_s_)
-      control_->set_time_limit(*time_limit_s_);
-    if (!failed_.load()) return;
-    const std::scoped_lock lock(mutex_);
-    throw CommError(failure_);
+    share_limit();
+    throw_if_failed();
+  }
+  void throw_if_failed() const {
+    if (!failure_->happened.load()) return;
+    const std::scoped_lock lock(failure_->mutex);
+    throw CommError(failure_->line);
   }
 
   // Marks the call's place on the stream, for the watcher; not while a graph records, whose replays the host waits for.
@@ -157,11 +204,24 @@ class NcclComm final : public Comm {
     cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
     check(cudaStreamIsCapturing(to_cuda(stream), &capturing), "cudaStreamIsCapturing");
     if (capturing != cudaStreamCaptureStatusNone) return;
+    mark({call.op(), call.point(), call.number(), call.place()}, stream);
+  }
+  void mark(const Name& name, StreamHandle stream) {
     const std::scoped_lock lock(mutex_);
-    check(cudaEventRecord(last_, to_cuda(stream)), "cudaEventRecord");
-    last_name_ = call.name();
-    last_time_ = Call::Clock::now();
-    pending_ = true;
+    if (n_marked_ - n_done_ == kMarks) next_mark();  // forgets the oldest
+    Mark& m = marks_[n_marked_ % kMarks];
+    check(cudaEventRecord(m.event, to_cuda(stream)), "cudaEventRecord");
+    m.name = name;
+    m.since = Call::Clock::now();
+    ++n_marked_;
+  }
+  // The oldest call under way becomes the one after it, which waits since then at the earliest.
+  void next_mark() {
+    ++n_done_;
+    if (n_done_ < n_marked_) {
+      Mark& m = marks_[n_done_ % kMarks];
+      m.since = std::max(m.since, Call::Clock::now());
+    }
   }
 
   float* scratch(std::size_t count) {
@@ -199,30 +259,51 @@ class NcclComm final : public Comm {
       ncclCommGetAsyncError(comm_, &async);
       if (async != ncclSuccess && async != ncclInProgress) {
         return give_up("NCCL reports " + std::string(ncclGetErrorString(async)) + " in " +
-                       last_name_);
+                       (n_done_ < n_marked_ ? oldest()->name : "no call"));
       }
-      if (!pending_) continue;
-      if (cudaEventQuery(last_) != cudaErrorNotReady) {
-        pending_ = false;
-        continue;
+      while (n_done_ < n_marked_ &&
+             cudaEventQuery(marks_[n_done_ % kMarks].event) != cudaErrorNotReady) {
+        next_mark();
       }
-      const double waited = std::chrono::duration<double>(Call::Clock::now() - last_time_).count();
-      if (*time_limit_s_ > 0 && waited > *time_limit_s_) {
-        return give_up("waited " + std::to_string(static_cast<int>(waited)) + " s in " +
-                       last_name_);
+      const std::optional<OpenCall> call = oldest();
+      if (call && *time_limit_s_ > 0 && call->seconds > *time_limit_s_) {
+        std::array<char, 32> waited{};
+        std::snprintf(waited.data(), waited.size(), "%.3g", call->seconds);
+        return give_up(std::string("waited ") + waited.data() + " s in " + call->name);
       }
+      // Another group has failed: its line tells what happened, and this one's waits are in vain.
+      if (failure_->happened.load()) return abort();
     }
   }
+  std::optional<OpenCall> oldest() const {
+    if (n_done_ == n_marked_) return std::nullopt;
+    const Mark& m = marks_[n_done_ % kMarks];
+    return OpenCall{call_name(m.name.op, m.name.point, m.name.number, m.name.place),
+                    std::chrono::duration<double>(Call::Clock::now() - m.since).count()};
+  }
+  // For the board: what the device has been in for longer than a step takes.
+  std::optional<OpenCall> under_way() {
+    constexpr double kLong_s = 0.15;
+    const std::scoped_lock lock(mutex_);
+    const std::optional<OpenCall> call = oldest();
+    return call && call->seconds > kLong_s ? call : std::nullopt;
+  }
   void give_up(const std::string& why) {
-    failure_ = who() + why + ", GPU " + std::to_string(device_);
-    failed_.store(true);
+    {
+      const std::scoped_lock lock(failure_->mutex);
+      if (!failure_->happened.load()) failure_->line = who() + ": " + why;
+      failure_->happened.store(true);
+    }
+    abort();
+  }
+  void abort() {
+    aborted_ = true;
     ncclCommAbort(comm_);
   }
 
   std::unique_ptr<Comm> control_;
   int device_ = 0;
   ncclComm_t comm_ = nullptr;
-  cudaEvent_t last_ = nullptr;
   float* scratch_ = nullptr;
   std::size_t scratch_count_ = 0;
   int exceptions_ = std::uncaught_exceptions();
@@ -231,17 +312,18 @@ class NcclComm final : public Comm {
   std::mutex mutex_;  // guards what follows, and comm_'s end
   std::condition_variable wake_;
   bool ending_ = false;
-  bool pending_ = false;
-  std::string last_name_ = "no call yet";
-  Call::Clock::time_point last_time_{};
-  std::string failure_;
-  std::atomic<bool> failed_{false};
+  bool aborted_ = false;
+  std::array<Mark, kMarks> marks_;  // of the calls [n_done_, n_marked_)
+  std::uint64_t n_marked_ = 0, n_done_ = 0;
+  std::uint64_t n_replay_ = 0;
+  std::shared_ptr<Failure> failure_;
+  int board_id_ = -1;
 };
 
 }  // namespace
 
 std::unique_ptr<Comm> make_nccl_comm(std::unique_ptr<Comm> control) {
-  return std::make_unique<NcclComm>(std::move(control));
+  return std::make_unique<NcclComm>(std::move(control), std::make_shared<Failure>());
 }
 
 std::string nccl_library_version() {

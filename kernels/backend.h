@@ -20,6 +20,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/synth_blocks.h"
 #include "loader/blocks.h"
 
 namespace k3 {
@@ -80,7 +81,8 @@ struct HostBox {
   std::array<std::int64_t, 3> dims{1, 1, 1};  // the whole tensor, fastest axis first
   std::array<std::int64_t, 3> begin{0, 0, 0};
   std::array<std::int64_t, 3> end{0, 0, 0};
-  const std::byte* base = nullptr;  // first byte of the whole tensor in the mapped part
+  // First byte of the whole tensor in the mapped part; null where the tensor is made by synthesize().
+  const std::byte* base = nullptr;
 };
 
 // One owner of device memory; freed when it goes. Contents are zero at the start.
@@ -280,7 +282,11 @@ class Backend {
   // Brings a band to the device, in the layout this backend's kernels want. `storage` receives the memory that must
   // outlive the Weight (nothing where the mapped file itself can be used). box.base must stay valid until then.
   virtual Weight load(const HostBox& box, std::vector<std::unique_ptr<DeviceBuffer>>& storage) = 0;
-  // Device bytes load() will take for this box.
+  // The same band of a tensor that no file holds: its blocks as kernels/synth_blocks.h makes them from `recipe`, made on the
+  // device, then laid out as load() would. box.base is null.
+  virtual Weight synthesize(const HostBox& box, const SynthTensor& recipe,
+                            std::vector<std::unique_ptr<DeviceBuffer>>& storage) = 0;
+  // Device bytes load() will take for this box, or synthesize() where base is null.
   virtual std::size_t loaded_bytes(const HostBox& box) const = 0;
 
   // ---- dense ----------------------------------------------------------------------------------------------------

@@ -322,6 +322,19 @@ ModelFile ModelFile::open(const std::string& path, const OpenOptions& options) {
   return m;
 }
 
+ModelFile ModelFile::outline(const std::string& name, Metadata metadata,
+                             std::vector<TensorInfo> tensors) {
+  ModelFile m;
+  GgufHeader header;
+  header.file = name;
+  header.metadata = std::move(metadata);
+  header.tensors = std::move(tensors);
+  m.parts_.push_back({name, 0, header.tensors.size()});
+  m.headers_.push_back(std::move(header));
+  m.index_tensors();
+  return m;
+}
+
 void ModelFile::index_tensors() {
   std::size_t total = 0;
   for (const GgufHeader& h : headers_) total += h.tensors.size();
@@ -387,6 +400,7 @@ const std::byte* ModelFile::checked_range(const TensorInfo& t, std::uint64_t beg
     throw std::invalid_argument(where(t) + ": bytes " + std::to_string(begin) + " to " +
                                 std::to_string(end) + " wanted, it has " + std::to_string(t.bytes));
   }
+  if (files_.empty()) throw std::invalid_argument(where(t) + ": an outline holds no data");
   const FileSource& file = files_[static_cast<std::size_t>(t.part)];
   if (t.offset + end > file.size()) {
     throw std::invalid_argument(where(t) + ": ends at byte " + std::to_string(t.offset + end) +
@@ -442,6 +456,10 @@ void ModelFile::release(const TensorInfo& t, std::uint64_t begin, std::uint64_t 
 std::string ModelFile::fingerprint() const {
   Hash hash;
   hash.add(parts_.size());
+  if (files_.empty()) {
+    const std::string& name = parts_.front().path;
+    hash.add(std::as_bytes(std::span(name)));
+  }
   for (std::size_t i = 0; i < files_.size(); ++i) add_part(hash, files_[i], headers_[i]);
   return hash.hex();
 }

@@ -61,6 +61,9 @@ struct PartInfo {
 class ModelFile {
  public:
   static ModelFile open(const std::string& path, const OpenOptions& options = {});
+  // A model that no file holds: a name, metadata and tensors without bytes; data() and its kin throw.
+  static ModelFile outline(const std::string& name, Metadata metadata,
+                           std::vector<TensorInfo> tensors);
 
   // The first part's metadata; it has the keys of the whole model.
   const Metadata& metadata() const { return headers_.front().metadata; }

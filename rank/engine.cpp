@@ -39,7 +39,7 @@ struct Engine::Impl {
     };
     // Loaded on every rank, or on none. The shard's first act is to form its group, before anything can fail.
     together(world, [&] {
-      shard = std::make_unique<Shard>(*prepared.plan, *prepared.file, backend, world, options,
+      shard = std::make_unique<Shard>(*prepared.plan, *prepared.source, backend, world, options,
                                       report_load, prepared.warnings);
       backend.synchronize();
     });

@@ -41,6 +41,8 @@ void Forward::run(const BatchView& batch) {
     record(batch);  // makes the calls, which count themselves
   }
   recording_->replay->run();
+  group_.replayed(backend_.stream());
+  if (plan_.layout().pp > 1) world_.replayed(backend_.stream());
 }
 
 bool Forward::recordable(const BatchView& batch) const {

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "rank/fault.h"
+#include "rank/synth.h"
 
 namespace k3 {
 namespace {
@@ -37,11 +38,22 @@ void resolve_sequence(RunConfig& c, const ModelConfig& m) {
   c.chunk_tok = std::min(c.chunk_tok, c.n_ctx);
 }
 
+void open_weights(Prepared& p) {
+  const RunConfig& c = p.config;
+  if (!c.synthetic.empty()) {
+    p.file = std::make_unique<ModelFile>(synthetic_outline(c.synthetic, c.synthetic_seed));
+    p.source = std::make_unique<SyntheticWeights>(c.synthetic_seed);
+    return;
+  }
+  OpenOptions options;
+  options.ignore_split_count = c.ignore_split_count;
+  p.file = std::make_unique<ModelFile>(ModelFile::open(c.model, options));
+  p.source = std::make_unique<FileWeights>(*p.file);
+}
+
 void open_and_plan(Prepared& p, int world) {
   resolve_layout(p.config, world);
-  OpenOptions options;
-  options.ignore_split_count = p.config.ignore_split_count;
-  p.file = std::make_unique<ModelFile>(ModelFile::open(p.config.model, options));
+  open_weights(p);
   p.warnings = p.file->warnings();
   const std::string& name = p.file->parts().front().path;
   const ModelConfig model =
@@ -61,7 +73,8 @@ void check_same_model(const Prepared& p, Comm& world) {
                    reinterpret_cast<const std::byte*>(p.fingerprint.data())))
       return;
     throw std::invalid_argument(
-        p.config.model + ": content fingerprint " + p.fingerprint + ", rank 0 opened " +
+        p.file->parts().front().path + ": content fingerprint " + p.fingerprint +
+        ", rank 0 opened " +
         std::string(reinterpret_cast<const char*>(first.data()), first.size()) +
         ": the ranks see different files");
   });
@@ -87,7 +100,7 @@ void check_fits(const Prepared& p, Comm& world, const Backend& backend) {
   Price mine;
   ShardCost cost;
   together(world, [&] {
-    cost = shard_cost(*p.plan, *p.file, backend, world.rank(), shard_options(p.config));
+    cost = shard_cost(*p.plan, *p.source, backend, world.rank(), shard_options(p.config));
     mine.domain = std::hash<std::string>{}(backend.memory_domain());
     mine.need = cost.total();
     mine.per_position = cost.per_position;

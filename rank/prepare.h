@@ -12,12 +12,14 @@
 #include "rank/plan.h"
 #include "rank/run_config.h"
 #include "rank/shard.h"
+#include "rank/weight_source.h"
 
 namespace k3 {
 
 struct Prepared {
-  RunConfig config;  // as asked, with every "choose for me" replaced by the choice
-  std::unique_ptr<ModelFile> file;
+  RunConfig config;                 // as asked, with every "choose for me" replaced by the choice
+  std::unique_ptr<ModelFile> file;  // an outline where the weights are synthetic
+  std::unique_ptr<WeightSource> source;
   std::unique_ptr<Plan> plan;
   std::string fingerprint;
   std::vector<std::string> warnings;

@@ -19,6 +19,8 @@ const char* cache_name(CacheType t) {
 template <class Config, class Visit>
 void each_option(Config& c, const Visit& visit) {
   visit("model", c.model);
+  visit("synthetic", c.synthetic);
+  visit("synthetic-seed", c.synthetic_seed);
   visit("ignore-split-count", c.ignore_split_count);
   visit("tp", c.layout.tp);
   visit("pp", c.layout.pp);
@@ -73,7 +75,7 @@ void require_range(const char* option, T value, T low, T high, const char* what)
 }  // namespace
 
 void check(const RunConfig& c) {
-  if (c.model.empty()) throw std::invalid_argument("--model: is empty");
+  if (c.model.empty() && c.synthetic.empty()) throw std::invalid_argument("--model: is empty");
   require_range("tp", c.layout.tp, 0, 64, "ranks; 0: as many as there are / pp");
   require_range("pp", c.layout.pp, 1, 1024, "stages");
   require_range("expert-groups", c.layout.expert_groups, 0, 1024, "groups; 0: chosen");

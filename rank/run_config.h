@@ -15,7 +15,9 @@ inline constexpr std::int64_t kDefaultContext = 4096;  // positions, where the m
 
 struct RunConfig {
   // the model
-  std::string model;                // any part of the GGUF file
+  std::string model;      // any part of the GGUF file
+  std::string synthetic;  // instead of a file: weights of this shape (parse_synth_model)
+  std::uint64_t synthetic_seed = 1;
   bool ignore_split_count = false;  // accept a stale split.tensors.count over a complete set
   // the world
   Layout

@@ -177,6 +177,34 @@ constexpr NamedRecipe kRecipes[] = {
 
 }  // namespace
 
+std::span<const ShapeSize> shape_sizes() {
+  static constexpr ShapeSize kSizes[] = {
+      {"layers", &ModelShape::n_layer, "Layers."},
+      {"dense-layers", &ModelShape::n_dense, "Leading layers with a dense ffn."},
+      {"mla-every", &ModelShape::mla_every,
+       "Every Nth layer is MLA, and the last one; the others are KDA."},
+      {"hidden", &ModelShape::hidden, "Width of the residual stream."},
+      {"vocab", &ModelShape::n_vocab, "Tokens, at least 288."},
+      {"ctx", &ModelShape::n_ctx, "Positions the model claims to support."},
+      {"heads", &ModelShape::n_head, "Heads of KDA and MLA."},
+      {"head-dim", &ModelShape::kda_head_dim, "Width of a KDA head."},
+      {"conv-kernel", &ModelShape::conv_kernel, "Taps of the KDA convolution."},
+      {"q-latent", &ModelShape::q_latent, "Query rank of MLA; 0: none."},
+      {"kv-latent", &ModelShape::kv_latent, "Width of the MLA latent."},
+      {"rope", &ModelShape::rope, "Width of the part of a key all heads share."},
+      {"key-len", &ModelShape::key_len, "Width of an MLA key per head, that part included."},
+      {"value-len", &ModelShape::value_len, "Width of an MLA value per head."},
+      {"experts", &ModelShape::n_expert, "Routed experts."},
+      {"experts-used", &ModelShape::n_expert_used, "Experts of one token."},
+      {"shared", &ModelShape::n_shared, "Shared experts; 0: none."},
+      {"latent", &ModelShape::moe_latent, "Width routed experts work in."},
+      {"ffn-expert", &ModelShape::ffn_expert, "Inner width of one expert."},
+      {"ffn-dense", &ModelShape::ffn_dense, "Inner width of a dense ffn."},
+      {"block", &ModelShape::bank_block, "Layers per banked residual stream."},
+  };
+  return kSizes;
+}
+
 std::vector<std::string> shape_names() { return {"k3", "k3-8l", "k3-16l", "k3-nano", "tiny"}; }
 
 ModelShape named_shape(std::string_view name) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,6 +41,14 @@ struct ModelShape {
   std::int64_t ffn_dense = 0;
   std::int64_t bank_block = 0;
 };
+
+// The sizes by their names, as k3synth's options spell them.
+struct ShapeSize {
+  const char* name;  // "layers"
+  std::int64_t ModelShape::*size;
+  const char* help;
+};
+std::span<const ShapeSize> shape_sizes();
 
 // "k3" (the real model; "k3-full" is another name of it), "k3-8l" and "k3-16l" (true widths, fewer layers), "k3-nano" and
 // "tiny". Throws std::invalid_argument naming the valid ones.

@@ -16,17 +16,17 @@ void add_distinct(std::vector<std::int32_t>& seen, std::span<const std::int32_t>
 
 }  // namespace
 
-ShardCost shard_cost(const Plan& plan, const ModelFile& file, const Backend& backend, int rank,
+ShardCost shard_cost(const Plan& plan, const WeightSource& source, const Backend& backend, int rank,
                      const ShardOptions& o) {
   ShardCost c;
-  c.weights = weight_bytes(plan, file, backend, rank);
+  c.weights = weight_bytes(plan, source, backend, rank);
   c.state = state_bytes(plan, rank, o.state);
   c.per_position = state_bytes_per_position(plan, rank, o.state);
   c.work = Work::bytes(plan, rank, o.chunk_tok, o.logit_rows);
   return c;
 }
 
-Shard::Shard(const Plan& plan, const ModelFile& file, Backend& backend, Comm& world,
+Shard::Shard(const Plan& plan, const WeightSource& source, Backend& backend, Comm& world,
              const ShardOptions& options, const LoadProgressFn& progress,
              std::vector<std::string>& warnings)
     : plan_(plan),
@@ -35,7 +35,7 @@ Shard::Shard(const Plan& plan, const ModelFile& file, Backend& backend, Comm& wo
       group_(world.split(plan.layout().stage(world.rank()), plan.layout().tp_rank(world.rank()))),
       sequences_(static_cast<std::size_t>(options.state.n_slot)) {
   // A failure here must not leave the others waiting: the caller agrees after construction, and nothing below speaks.
-  weights_ = std::make_unique<Weights>(plan, file, backend, rank_, progress, warnings);
+  weights_ = std::make_unique<Weights>(plan, source, backend, rank_, progress, warnings);
   state_ = std::make_unique<State>(backend, plan, rank_, options.state);
   work_ = std::make_unique<Work>(backend, plan, rank_, options.chunk_tok, options.logit_rows);
   forward_ =

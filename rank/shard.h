@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "comm/comm.h"
-#include "loader/parts.h"
 #include "rank/forward.h"
 #include "rank/plan.h"
 #include "rank/protocol.h"
@@ -32,12 +31,12 @@ struct ShardCost {
   std::uint64_t work = 0;
   std::uint64_t total() const { return weights + state + work; }
 };
-ShardCost shard_cost(const Plan& plan, const ModelFile& file, const Backend& backend, int rank,
+ShardCost shard_cost(const Plan& plan, const WeightSource& source, const Backend& backend, int rank,
                      const ShardOptions& o);
 
 class Shard {
  public:
-  Shard(const Plan& plan, const ModelFile& file, Backend& backend, Comm& world,
+  Shard(const Plan& plan, const WeightSource& source, Backend& backend, Comm& world,
         const ShardOptions& options, const LoadProgressFn& progress,
         std::vector<std::string>& warnings);
 

@@ -1,6 +1,7 @@
 #include "rank/synth.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <exception>
 #include <stdexcept>
@@ -53,7 +54,53 @@ class TensorMaker {
   std::vector<std::byte> buffer_;
 };
 
+std::int64_t size_of(std::string_view text, std::string_view value) {
+  std::int64_t n = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), n);
+  if (error == std::errc() && end == value.data() + value.size() && n >= 0) return n;
+  throw std::invalid_argument("synthetic model " + std::string(text) + ": '" + std::string(value) +
+                              "' is not a size");
+}
+
+// One NAME=VALUE of a synthetic model.
+void change(SynthModel& m, std::string_view text, std::string_view part) {
+  const std::size_t equals = part.find('=');
+  const std::string_view name = part.substr(0, equals);
+  const std::string_view value =
+      equals == std::string_view::npos ? std::string_view() : part.substr(equals + 1);
+  if (name == "quant") {
+    m.recipe = QuantRecipe::parse(value);
+    return;
+  }
+  for (const ShapeSize& s : shape_sizes()) {
+    if (name != s.name) continue;
+    m.shape.*s.size = size_of(text, value);
+    return;
+  }
+  throw std::invalid_argument("synthetic model " + std::string(text) + ": '" + std::string(part) +
+                              "' is no quant=RECIPE and no size (layers=N, heads=N, ...: the "
+                              "options of k3synth)");
+}
+
 }  // namespace
+
+SynthModel parse_synth_model(std::string_view text) {
+  SynthModel m;
+  m.shape = named_shape(text.substr(0, text.find(',')));
+  for (std::size_t at = text.find(','); at != std::string_view::npos;) {
+    const std::size_t next = text.find(',', at + 1);
+    change(m, text, text.substr(at + 1, next == std::string_view::npos ? next : next - at - 1));
+    at = next;
+  }
+  return m;
+}
+
+ModelFile synthetic_outline(std::string_view text, std::uint64_t seed) {
+  const SynthModel m = parse_synth_model(text);
+  const ModelOutline outline = outline_of(m.shape, m.recipe);
+  return ModelFile::outline("synthetic " + std::string(text) + " seed " + std::to_string(seed),
+                            metadata_of(outline), tensors_of(outline));
+}
 
 SynthTensor synth_tensor(Role role, const TensorDecl& decl, std::uint64_t seed) {
   SynthTensor t;

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/synth_blocks.h"
+#include "loader/parts.h"
 #include "rank/shapes.h"
 
 namespace k3 {
@@ -20,6 +22,18 @@ struct SynthOptions {
   int threads = 1;
   GgufWriteOptions file;  // parts, header only
 };
+
+// A shape and its block types in one word: a preset's name and what differs from it, by k3synth's names:
+// "k3-8l", "tiny,heads=5,quant=Q8_0". Throws std::invalid_argument naming the part that says nothing.
+struct SynthModel {
+  ModelShape shape;
+  QuantRecipe recipe = QuantRecipe::parse("UD-IQ1_S");
+};
+SynthModel parse_synth_model(std::string_view text);
+
+// Such a model without a file: metadata (no vocabulary) and tensors, under the name "synthetic TEXT seed SEED". The weights
+// are SyntheticWeights(seed).
+ModelFile synthetic_outline(std::string_view text, std::uint64_t seed);
 
 // How one tensor's weights are made: matrices keep a unit variance (sigma = 1 / sqrt(n_in)), the output head gives
 // logits of standard deviation 3, the embedding streams of 1. The same call gives any rank any block of any tensor.

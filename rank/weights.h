@@ -1,4 +1,4 @@
-// plan + loader + backend -> Weights, all or nothing.
+// plan + source + backend -> Weights, all or nothing.
 #pragma once
 
 #include <array>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "loader/parts.h"
 #include "rank/plan.h"
+#include "rank/weight_source.h"
 
 namespace k3 {
 
@@ -18,15 +18,15 @@ namespace k3 {
 using LoadProgressFn = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 // Device bytes that load_weights() takes on `rank`, before anything is read.
-std::uint64_t weight_bytes(const Plan& plan, const ModelFile& file, const Backend& backend,
+std::uint64_t weight_bytes(const Plan& plan, const WeightSource& source, const Backend& backend,
                            int rank);
 
 // This rank's weights, const once loaded. Matrices keep their block type; vectors (norms, scores, decay, bias, conv) are f32.
 class Weights {
  public:
-  // Reads exactly this rank's bands. Throws std::invalid_argument naming file and tensor where a vector holds a NaN or an
+  // Takes exactly this rank's bands. Throws std::invalid_argument naming file and tensor where a vector holds a NaN or an
   // infinity. Adds to `warnings` what had to be put right (a positive ssm_a).
-  Weights(const Plan& plan, const ModelFile& file, Backend& backend, int rank,
+  Weights(const Plan& plan, const WeightSource& source, Backend& backend, int rank,
           const LoadProgressFn& progress, std::vector<std::string>& warnings);
 
   const Weight& matrix(Role role, int layer = -1) const;
@@ -48,10 +48,12 @@ class Weights {
   Slot& slot(Role role, int layer);
   const Slot& slot(Role role, int layer) const;
   const float* upload(Backend& backend, const std::vector<float>& values);
-  void load_vector(const PlannedTensor& t, const Box& box, const ModelFile& file, Backend& backend,
-                   std::vector<std::string>& warnings);
-  void load_matrix(const PlannedTensor& t, const Box& box, const ModelFile& file, Backend& backend);
-  void load_conv(const Plan& plan, const ModelFile& file, Backend& backend, int rank, int layer);
+  void load_vector(const PlannedTensor& t, const Box& box, const WeightSource& source,
+                   Backend& backend, std::vector<std::string>& warnings);
+  void load_matrix(const PlannedTensor& t, const Box& box, const WeightSource& source,
+                   Backend& backend);
+  void load_conv(const Plan& plan, const WeightSource& source, Backend& backend, int rank,
+                 int layer);
 
   std::size_t n_layer_ = 0;
   std::vector<Slot> slots_;  // role-major, (n_layer + 1) each; the last is layer -1

@@ -122,7 +122,7 @@ class CpuBackend final : public Backend {
     const std::int64_t stored_mat = b.stored_row * box.dims[1];
     const std::byte* source =
         box.base + box.begin[2] * stored_mat + box.begin[1] * b.stored_row + b.row_begin;
-    if (in_place(b)) {
+    if (in_place(box, b)) {
       w.data = source;
       w.row_bytes = b.stored_row;
       w.mat_bytes = stored_mat;
@@ -143,9 +143,38 @@ class CpuBackend final : public Backend {
     return w;
   }
 
+  Weight synthesize(const HostBox& box, const SynthTensor& recipe,
+                    std::vector<std::unique_ptr<DeviceBuffer>>& storage) override {
+    const BoxBytes b = box_bytes(box);
+    const int size = traits(box.type).bytes;
+    const std::int64_t per_row = b.row_bytes / size, first_block = b.row_begin / size;
+    Weight w;
+    w.type = box.type;
+    w.n_in = box.end[0] - box.begin[0];
+    w.n_out = box.end[1] - box.begin[1];
+    w.n_mat = box.end[2] - box.begin[2];
+    w.first = b.first;
+    w.row_bytes = b.row_bytes;
+    w.mat_bytes = b.row_bytes * w.n_out;
+    storage.push_back(allocate(static_cast<std::size_t>(w.mat_bytes * w.n_mat)));
+    auto* to = reinterpret_cast<std::uint8_t*>(storage.back()->data());
+    w.data = storage.back()->data();
+    const std::int64_t n_row = w.n_out * w.n_mat;
+#pragma omp parallel for num_threads(threads_)
+    for (std::int64_t i = 0; i < n_row; ++i) {
+      const std::int64_t mat = box.begin[2] + i / w.n_out, row = box.begin[1] + i % w.n_out;
+      const std::int64_t at = (mat * box.dims[1] + row) * (b.stored_row / size) + first_block;
+      for (std::int64_t k = 0; k < per_row; ++k) {
+        synth_block(recipe, static_cast<std::uint64_t>(at + k), to + i * b.row_bytes + k * size,
+                    size);
+      }
+    }
+    return w;
+  }
+
   std::size_t loaded_bytes(const HostBox& box) const override {
     const BoxBytes b = box_bytes(box);
-    if (in_place(b)) return 0;
+    if (in_place(box, b)) return 0;
     return static_cast<std::size_t>(b.row_bytes * (box.end[1] - box.begin[1]) *
                                     (box.end[2] - box.begin[2]));
   }
@@ -250,7 +279,9 @@ class CpuBackend final : public Backend {
 
  private:
   // Whole rows are used where the file is mapped, whatever rows and matrices the band has.
-  static bool in_place(const BoxBytes& b) { return b.row_bytes == b.stored_row; }
+  static bool in_place(const HostBox& box, const BoxBytes& b) {
+    return box.base != nullptr && b.row_bytes == b.stored_row;
+  }
 
   int threads_;
 };

@@ -176,6 +176,29 @@ class CudaBackend final : public Backend {
     }
     return w;
   }
+  Weight synthesize(const HostBox& box, const SynthTensor& recipe,
+                    std::vector<std::unique_ptr<DeviceBuffer>>& storage) override {
+    const RowBytes r = row_bytes(box);
+    Weight w = shape_of(box);
+    storage.push_back(allocate(static_cast<std::size_t>(w.mat_bytes * w.n_mat)));
+    std::byte* to = storage.back()->data();
+    w.data = to;
+    const int size = traits(box.type).bytes;
+    SynthRows rows{recipe, 0, r.stored_row / size, r.bytes / size, size};
+    // Whole matrices are one run of rows.
+    const std::int64_t n_run = w.n_out == box.dims[1] ? 1 : w.n_mat;
+    for (std::int64_t m = 0; m < n_run; ++m) {
+      const std::int64_t row = (box.begin[2] + m) * box.dims[1] + box.begin[1];
+      rows.first_block = row * rows.stride + r.begin / size;
+      place_rows(to + m * w.mat_bytes, w, w.n_out * w.n_mat / n_run, r.bytes,
+                 [&](std::byte* at, std::int64_t pitch, std::int64_t first, std::int64_t n) {
+                   SynthRows some = rows;
+                   some.first_block += first * rows.stride;
+                   synth_rows(at, pitch, n, some, stream_);
+                 });
+    }
+    return w;
+  }
   std::size_t loaded_bytes(const HostBox& box) const override {
     const Weight w = shape_of(box);
     return static_cast<std::size_t>(w.mat_bytes * w.n_mat);
@@ -335,21 +358,30 @@ class CudaBackend final : public Backend {
     return w;
   }
 
-  // Rows to their place, by way of a scratch buffer where they are repacked.
-  void upload_rows(std::byte* to, const Weight& w, HostRows rows) {
-    if (w.layout == kRaw) return staging_->upload(to, w.row_bytes, rows, stream_);
+  // Rows to their place, by way of a scratch buffer where they are repacked. fill(to, pitch, first, n) queues rows
+  // [first, first + n) as a file holds them, pitch bytes apart.
+  template <class Fill>
+  void place_rows(std::byte* to, const Weight& w, std::int64_t n_row, std::int64_t row_bytes,
+                  const Fill& fill) {
+    if (w.layout == kRaw) return fill(to, w.row_bytes, 0, n_row);
     if (!repack_) repack_ = allocate(kRepackBytes);
-    const std::int64_t pitch = align16(rows.row_bytes);
+    const std::int64_t pitch = align16(row_bytes);
     const std::int64_t per = static_cast<std::int64_t>(kRepackBytes) / pitch;
     if (per < 1) throw DeviceError("a weight's row exceeds the repacking buffer");
-    for (std::int64_t left = rows.n_row; left > 0; left -= per) {
-      const std::int64_t n = std::min(per, left);
-      staging_->upload(repack_->data(), pitch, {rows.data, n, rows.row_bytes, rows.stride},
-                       stream_);
-      repack(to, repack_->data(), pitch, n, w, stream_);
-      rows.data += n * rows.stride;
-      to += n * w.row_bytes;
+    for (std::int64_t at = 0; at < n_row; at += per) {
+      const std::int64_t n = std::min(per, n_row - at);
+      fill(repack_->data(), pitch, at, n);
+      repack(to + at * w.row_bytes, repack_->data(), pitch, n, w, stream_);
     }
+  }
+
+  void upload_rows(std::byte* to, const Weight& w, HostRows rows) {
+    place_rows(to, w, rows.n_row, rows.row_bytes,
+               [&](std::byte* at, std::int64_t pitch, std::int64_t first, std::int64_t n) {
+                 staging_->upload(
+                     at, pitch, {rows.data + first * rows.stride, n, rows.row_bytes, rows.stride},
+                     stream_);
+               });
   }
 
   int index_;

@@ -23,6 +23,17 @@ void embed(View<float> y, const BatchView& batch, const Weight& table, std::int6
 void repack(std::byte* to, const std::byte* from, std::int64_t from_pitch, std::int64_t n_row,
             const Weight& w, cudaStream_t stream);
 
+// synth.cu: n_row rows of a synthetic tensor's blocks, as a file would hold them, to_pitch bytes apart.
+struct SynthRows {
+  SynthTensor recipe;
+  std::int64_t first_block = 0;  // of the tensor, in row 0
+  std::int64_t stride = 0;       // blocks from one row to the next
+  std::int64_t n_block = 0;      // blocks of a row that are wanted
+  int block_bytes = 0;
+};
+void synth_rows(std::byte* to, std::int64_t to_pitch, std::int64_t n_row, const SynthRows& rows,
+                cudaStream_t stream);
+
 // residual.cu
 void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank,
               std::int64_t bank_stride, const float* score_w, const float* norm_w, float eps,

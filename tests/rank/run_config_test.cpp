@@ -14,6 +14,8 @@ using k3::RunConfig;
 RunConfig unusual() {
   RunConfig c;
   c.model = "a model with blanks.gguf";
+  c.synthetic = "k3-8l";
+  c.synthetic_seed = 7;
   c.ignore_split_count = true;
   c.layout = {3, 2, k3::ShardPolicy::kExpertsOnly, 3};
   c.comm = "mpi";

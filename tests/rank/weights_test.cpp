@@ -79,7 +79,7 @@ TEST_CASE("a rank has its band of the file resident and next to nothing of the o
   constexpr int kRanks = 4;
   Loaded m = open(model.path(), kRanks);
   const auto backend = make_cpu_backend(1);
-  const Weights weights(m.plan, m.file, *backend, 1, {}, m.warnings);
+  const Weights weights(m.plan, FileWeights(m.file), *backend, 1, {}, m.warnings);
   // Use all that is mapped, as a step would.
   double sum = 0;
   for (const Role role : {Role::kDenseGate, Role::kDenseUp}) {
@@ -112,7 +112,7 @@ TEST_CASE("a NaN or an infinity in a vector is refused, naming file, tensor and 
     model.poke(tensor, 2, value);
     Loaded m = open(model.path(), 1);
     const auto backend = make_cpu_backend(1);
-    const auto load = [&] { Weights(m.plan, m.file, *backend, 0, {}, m.warnings); };
+    const auto load = [&] { Weights(m.plan, FileWeights(m.file), *backend, 0, {}, m.warnings); };
     CHECK_THROWS_WITH_AS(load(), doctest::Contains(tensor), std::invalid_argument);
     CHECK_THROWS_WITH_AS(load(), doctest::Contains("element 2 is"), std::invalid_argument);
     model.poke(tensor, 2, was);
@@ -123,13 +123,14 @@ TEST_CASE("a positive ssm_a is negated with a warning, a proper one taken as it 
   const Model model(named_shape("tiny"));
   const auto backend = make_cpu_backend(1);
   Loaded proper = open(model.path(), 1);
-  const Weights good(proper.plan, proper.file, *backend, 0, {}, proper.warnings);
+  const Weights good(proper.plan, FileWeights(proper.file), *backend, 0, {}, proper.warnings);
   CHECK(proper.warnings.empty());
   const float a = good.vec(Role::kKdaA, 0)[1];
   CHECK(a < 0);
   model.poke("blk.0.ssm_a", 1, -a);
   Loaded positive = open(model.path(), 1);
-  const Weights mended(positive.plan, positive.file, *backend, 0, {}, positive.warnings);
+  const Weights mended(positive.plan, FileWeights(positive.file), *backend, 0, {},
+                       positive.warnings);
   CHECK(mended.vec(Role::kKdaA, 0)[1] == a);
   REQUIRE(positive.warnings.size() == 1);
   CHECK(positive.warnings[0].find("blk.0.ssm_a") != std::string::npos);

@@ -34,7 +34,16 @@ struct AbortOnFailure : k3::test::Listener {
 
 REGISTER_LISTENER("abort_on_failure", 1, AbortOnFailure);
 
+namespace k3::test {
+// Why nothing can be tested here, or null. Linked beside this main.
+const char* reason_to_skip();
+}  // namespace k3::test
+
 int main(int argc, char** argv) {
+  if (const char* reason = k3::test::reason_to_skip()) {
+    std::cout << "skipped: " << reason << "\n";
+    return 77;
+  }
   int provided = 0;
   if (MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) return 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &my_rank);
