@@ -8,14 +8,28 @@ namespace {
 
 constexpr int kQuickThreads = 256;
 constexpr int kBulkThreads = 512;
+constexpr std::uint32_t kAtOnce =
+    4;  // reads of a thread under way together: each is a trip to memory
 constexpr std::size_t kQuickBytes = std::size_t{512} << 10;  // that one rank sends, plain
 
 // Contiguous floats by the whole block. Reads go past L1, whose lines may be older than what a peer wrote.
 __device__ void copy(float* to, const float* from, std::uint32_t n) {
   std::uint32_t done = 0;
   if (((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) & 15) == 0) {
-    for (std::uint32_t i = threadIdx.x; i < n / 4; i += blockDim.x)
-      reinterpret_cast<float4*>(to)[i] = __ldcg(reinterpret_cast<const float4*>(from) + i);
+    // Several reads under way at once: each is a trip to memory.
+    constexpr std::uint32_t kAtOnce = 4;
+    for (std::uint32_t i = threadIdx.x; i < n / 4; i += kAtOnce * blockDim.x) {
+      float4 x[kAtOnce];
+#pragma unroll
+      for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+        if (i + k * blockDim.x < n / 4)
+          x[k] = __ldcg(reinterpret_cast<const float4*>(from) + i + k * blockDim.x);
+      }
+#pragma unroll
+      for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+        if (i + k * blockDim.x < n / 4) reinterpret_cast<float4*>(to)[i + k * blockDim.x] = x[k];
+      }
+    }
     done = n / 4 * 4;
   }
   for (std::uint32_t i = done + threadIdx.x; i < n; i += blockDim.x) to[i] = __ldcg(from + i);
@@ -53,17 +67,24 @@ __device__ void add_and_share(const PeerView& v, const Channel& in, const Channe
       return T{a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
     }
   };
-  for (std::uint32_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-    T acc{};
+  for (std::uint32_t i = begin + threadIdx.x; i < end; i += kAtOnce * blockDim.x) {
+    T acc[kAtOnce];
     for (int r = 0; r < v.layout.size; ++r) {
-      const T x = r == v.rank ? reinterpret_cast<const T*>(mine)[i]
-                              : __ldcg(reinterpret_cast<const T*>(bulk_in(v, in, r)) + i);
-      acc = r == 0 ? x : plus(acc, x);
+      const T* from = reinterpret_cast<const T*>(r == v.rank ? mine : bulk_in(v, in, r));
+#pragma unroll
+      for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+        if (i + k * blockDim.x >= end) continue;
+        const T x = __ldcg(from + i + k * blockDim.x);
+        acc[k] = r == 0 ? x : plus(acc[k], x);
+      }
     }
-    reinterpret_cast<T*>(mine)[i] = acc;
-    if (!out.alive) continue;
     for (int r = 0; r < v.layout.size; ++r) {
-      if (r != v.rank) reinterpret_cast<T*>(bulk_out(v, out, r))[i] = acc;
+      if (r != v.rank && !out.alive) continue;
+      T* to = reinterpret_cast<T*>(r == v.rank ? mine : bulk_out(v, out, r));
+#pragma unroll
+      for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+        if (i + k * blockDim.x < end) to[i + k * blockDim.x] = acc[k];
+      }
     }
   }
 }

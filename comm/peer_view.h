@@ -24,7 +24,7 @@ inline constexpr int kPeerMax = 64;  // ranks
 inline constexpr int kPeerChannels = 64;
 inline constexpr int kPeerQuickWords =
     1024;  // of one channel from one rank in one exchange; 2 floats each
-inline constexpr int kPeerBulkFloats = 8192;  // likewise
+inline constexpr int kPeerBulkFloats = 16384;  // likewise
 inline constexpr int kPeerMailChannels = 32;
 inline constexpr int kPeerMailFloats = 16384;
 

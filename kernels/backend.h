@@ -210,6 +210,9 @@ class Backend {
   // device, then laid out as load() would. box.base is null.
   virtual Weight synthesize(const HostBox& box, const SynthTensor& recipe,
                             std::vector<std::unique_ptr<DeviceBuffer>>& storage) = 0;
+  // `heard` is called in load(), in the caller's thread, whenever another piece has been read; it may throw to end the
+  // load. Backends that read nothing in load() never call it.
+  virtual void on_load_piece(std::function<void()> /*heard*/) {}
   // Device bytes load() will take for this box, or synthesize() where base is null.
   virtual std::size_t loaded_bytes(const HostBox& box) const = 0;
 

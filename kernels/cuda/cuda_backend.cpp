@@ -189,6 +189,9 @@ class CudaBackend final : public Backend {
     }
     return w;
   }
+  void on_load_piece(std::function<void()> heard) override {
+    staging_->on_piece = std::move(heard);
+  }
   std::size_t loaded_bytes(const HostBox& box) const override {
     const Weight w = shape_of(box);
     return static_cast<std::size_t>(w.mat_bytes * w.n_mat);
