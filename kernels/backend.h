@@ -277,6 +277,15 @@ class Backend {
   // of its slot, all rows already appended. scale = 1/sqrt(key length per head).
   virtual void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
                           const MlaCache& cache, const BatchView& batch) = 0;
+  // o = the heads' values: mla_absorb, mla_attend and v_b per head, by way of q_abs and ctx. A backend may come to o another
+  // way and leave q_abs and ctx as they are. o: [n_tok, n_head * v_b.n_out].
+  virtual void mla_heads(View<float> o, View<const float> q, const Weight& k_b, const Weight& v_b,
+                         std::int64_t rope, float scale, const MlaCache& cache,
+                         const BatchView& batch, View<float> q_abs, View<float> ctx) {
+    mla_absorb(q_abs, q, k_b, rope);
+    mla_attend(ctx, q_abs, k_b.n_mat, scale, cache, batch);
+    head_matmul(o, v_b.n_out, ctx, v_b.n_in, v_b);
+  }
   // y *= sigmoid(gate)
   virtual void sigmoid_gate(View<float> y, View<const float> gate) = 0;
 

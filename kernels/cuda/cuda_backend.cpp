@@ -7,8 +7,10 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/sampling.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/kda_chunk.h"
 #include "kernels/cuda/layout.h"
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/prefill.h"
 #include "kernels/cuda/staging.h"
 
 namespace k3 {
@@ -82,12 +84,18 @@ class CudaBackend final : public Backend {
         std::min<int>(kReaderThreads, static_cast<int>(std::thread::hardware_concurrency())));
     hidden_ = allocate(kHiddenFloats * sizeof(float));
     partial_ = allocate(mla_scratch_floats() * sizeof(float));
+    // Taken before free_bytes() is first asked, so that what is left is what is free.
+    if (precision == Precision::kFast && has_prefill_code()) {
+      workspace_ = allocate(Prefill::kBytes);
+      prefill_ = std::make_unique<Prefill>(workspace_->data());
+    }
   }
   ~CudaBackend() override {
     cudaStreamSynchronize(stream_);
     hidden_.reset();
     partial_.reset();
     repack_.reset();
+    workspace_.reset();
     staging_.reset();
     cudaStreamDestroy(stream_);
   }
@@ -197,7 +205,11 @@ class CudaBackend final : public Backend {
     return static_cast<std::size_t>(w.mat_bytes * w.n_mat);
   }
 
-  void matmul(std::span<const MatmulJob> jobs) override { cuda::matmul(jobs, stream_); }
+  void matmul(std::span<const MatmulJob> jobs) override {
+    if (prefill_ && !jobs.empty() && jobs[0].x.rows >= kMinPanelTok)
+      return prefill_->matmul(jobs, stream_);
+    cuda::matmul(jobs, stream_);
+  }
   void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head,
                    const Weight& w) override {
     cuda::head_matmul(y, y_head, x, x_head, w, stream_);
@@ -229,6 +241,8 @@ class CudaBackend final : public Backend {
 
   void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state,
                 const BatchView& batch) override {
+    if (prefill_ && uses_parallel_conv(state, batch))
+      return kda_conv_tokens(qkv, u, conv, state, batch, stream_);
     cuda::kda_conv(qkv, u, conv, state, batch, stream_);
   }
   void l2_norm_heads(View<float> y, std::int64_t head_dim, float eps) override {
@@ -241,6 +255,8 @@ class CudaBackend final : public Backend {
   void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v,
                 View<const float> g, View<const float> beta, const KdaState& state,
                 const BatchView& batch) override {
+    if (prefill_ && uses_chunked_kda(state, batch, q, g))
+      return prefill_->kda(o, q, k, v, g, beta, state, batch, stream_);
     cuda::kda_scan(o, q, k, v, g, beta, state, batch, stream_);
   }
   void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim,
@@ -262,6 +278,13 @@ class CudaBackend final : public Backend {
     cuda::mla_attend(ctx, q, n_head, scale, cache, batch,
                      reinterpret_cast<float*>(partial_->data()), stream_);
   }
+  void mla_heads(View<float> o, View<const float> q, const Weight& k_b, const Weight& v_b,
+                 std::int64_t rope, float scale, const MlaCache& cache, const BatchView& batch,
+                 View<float> q_abs, View<float> ctx) override {
+    if (prefill_ && uses_expanded_mla(k_b, v_b, cache, batch.n_tok, Prefill::kBytes))
+      return prefill_->mla(o, q, k_b, v_b, scale, cache, batch, stream_);
+    Backend::mla_heads(o, q, k_b, v_b, rope, scale, cache, batch, q_abs, ctx);
+  }
   void sigmoid_gate(View<float> y, View<const float> gate) override {
     cuda::sigmoid_gate(y, gate, stream_);
   }
@@ -272,6 +295,8 @@ class CudaBackend final : public Backend {
   }
   void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
                View<const float> weights, const ExpertWeights& w, Situ p) override {
+    if (prefill_ && uses_grouped_experts(w, m.rows))
+      return prefill_->experts(m, z, ids, weights, w, p, stream_);
     cuda::experts(m, z, ids, weights, w, p, reinterpret_cast<float*>(hidden_->data()),
                   kHiddenFloats, stream_);
   }
@@ -338,7 +363,8 @@ class CudaBackend final : public Backend {
   cudaDeviceProp prop_{};
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<Staging> staging_;
-  std::unique_ptr<DeviceBuffer> hidden_, partial_, repack_;
+  std::unique_ptr<DeviceBuffer> hidden_, partial_, repack_, workspace_;
+  std::unique_ptr<Prefill> prefill_;  // where there is a fast path
 };
 
 }  // namespace
