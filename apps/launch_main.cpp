@@ -44,13 +44,14 @@ class StuckTeller {
   static void watch(const std::stop_token& stop, const World& world) {
     constexpr std::chrono::milliseconds kInterval{50};
     constexpr double kPatience_s = 0.4;  // mpirun gives one second between SIGTERM and SIGKILL
+    constexpr double kStuck_s = 0.2;
     double asked_s = 0;
     while (!stop.stop_requested() && asked_s < kPatience_s) {
       std::this_thread::sleep_for(kInterval);
       if (g_stop_asked != 0) asked_s += std::chrono::duration<double>(kInterval).count();
     }
     const std::optional<OpenCall> call = world.board()->open_call();
-    if (stop.stop_requested() || !call || call->seconds < kPatience_s) return;
+    if (stop.stop_requested() || !call || call->seconds < kStuck_s) return;
     const std::string device = world.board()->device();
     print_line(fmt::format("rank {}/{} ({}{}{}): asked to end while waiting, for {:.1f} s, in {}",
                            world.rank(), world.size(), world.facts().host,

@@ -42,7 +42,11 @@ struct Engine::Impl {
     const ShardOptions options = shard_options(prepared.config);
     // A rank that still reads its band is slow, not lost: it says so after every tensor and every piece of one.
     std::uint64_t loaded = 0, to_load = 0, n_piece = 0;
-    backend.on_load_piece([&] { world.pulse(loaded + ++n_piece, to_load); });
+    backend.on_load_piece([&] {
+      world.pulse(loaded + ++n_piece, to_load);
+      if (progress && to_load > 0)
+        progress({Progress::Phase::kLoad, loaded, to_load, seconds_since(begin)});
+    });
     auto report_load = [&](std::uint64_t done, std::uint64_t total) {
       loaded = done;
       to_load = total;

@@ -122,6 +122,12 @@ void table(const std::string& name, Comm& comm, std::size_t most) {
             },
             100));
   }
+  // The routed latent of K3.
+  const std::vector<std::size_t> bands(size, 3584 / size);
+  row("sum_bands", 3584 / size * size * sizeof(float),
+      cost(
+          comm, stream, first.data(),
+          [&] { comm.sum_bands(Point::kMoeLatent, data.data(), 1, bands, stream); }, 100));
 }
 
 int run(int argc, char** argv) {
