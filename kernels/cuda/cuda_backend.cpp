@@ -9,6 +9,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/kda_chunk.h"
 #include "kernels/cuda/layout.h"
+#include "kernels/cuda/mla_decode.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/prefill.h"
 #include "kernels/cuda/staging.h"
@@ -275,8 +276,18 @@ class CudaBackend final : public Backend {
   }
   void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
                   const MlaCache& cache, const BatchView& batch) override {
+    if (attend_fast({ctx, false}, q, n_head, scale, cache, batch)) return;
     cuda::mla_attend(ctx, q, n_head, scale, cache, batch,
                      reinterpret_cast<float*>(partial_->data()), stream_);
+  }
+  void mla_attend_part(View<float> part, View<const float> q, std::int64_t n_head, float scale,
+                       const MlaCache& cache, const BatchView& batch) override {
+    if (attend_fast({part, true}, q, n_head, scale, cache, batch)) return;
+    cuda::mla_attend_part(part, q, n_head, scale, cache, batch, stream_);
+  }
+  void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part,
+                   std::int64_t n_head) override {
+    cuda::mla_combine(ctx, parts, n_part, n_head, stream_);
   }
   void mla_heads(View<float> o, View<const float> q, const Weight& k_b, const Weight& v_b,
                  std::int64_t rope, float scale, const MlaCache& cache, const BatchView& batch,
@@ -315,6 +326,17 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  // Attention on tensor cores, where choose_mla() says so; else false, and nothing is queued.
+  bool attend_fast(MlaOut out, View<const float> q, std::int64_t n_head, float scale,
+                   const MlaCache& cache, const BatchView& batch) {
+    const MlaChoice choice = choose_mla(
+        precision_, mla_shape(q, n_head, cache, batch, prop_.major * 10 + prop_.minor));
+    if (!choice.tensor_cores) return false;
+    mla_decode(out, q, scale, cache, batch, choice, static_cast<int>(n_head),
+               prop_.multiProcessorCount, partial_->data(), partial_->bytes(), stream_);
+    return true;
+  }
+
   // A band as it will lie on the device, without memory.
   static Weight shape_of(const HostBox& box) {
     const RowBytes r = row_bytes(box);

@@ -71,6 +71,12 @@ void mla_rope_part(View<float> q_abs, View<const float> q, std::int64_t n_head, 
                    std::int64_t kv_latent, std::int64_t rope, cudaStream_t stream);
 void sigmoid_gate(View<float> y, View<const float> gate, cudaStream_t stream);
 
+// mla_parts.cu
+void mla_attend_part(View<float> part, View<const float> q, std::int64_t n_head, float scale,
+                     const MlaCache& cache, const BatchView& batch, cudaStream_t stream);
+void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part, std::int64_t n_head,
+                 cudaStream_t stream);
+
 // moe.cu; hidden: device scratch of hidden_floats floats
 void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
            bool normalise, float scale, cudaStream_t stream);
