@@ -61,6 +61,10 @@ RankDevice make_rank_device(const RunConfig& config, World& world, Comm& control
     return d;
   }
   const LocalGroup local = local_group(world);
+  // Drivers may take their time, and not the same on every rank.
+  constexpr double kStart_s = 60;
+  const double limit_s = control.time_limit();
+  control.set_time_limit(limit_s > 0 ? std::max(limit_s, kStart_s) : 0);
   together(control,
            [&] { d.backend = make_cuda_backend(pick_device(config, local), config.precision); });
   refuse_sharing(config, *d.backend, control);
@@ -68,18 +72,24 @@ RankDevice make_rank_device(const RunConfig& config, World& world, Comm& control
   world.board()->set_device(device.substr(0, device.find(':')));
   if (control.size() == 1) return d;
   std::string what;
+  const auto messages = [&] {
+    auto comm = make_mpi_comm(world);
+    comm->set_time_limit(control.time_limit());
+    return comm;
+  };
   if (config.comm == "mpi" || config.share_gpu) {
     d.stage = std::make_unique<DeviceStage>(*d.backend);
     d.own = make_mpi_comm(world, d.stage.get());
     what = "MPI, through the host";
   } else if (config.comm == "peer") {
-    d.own = make_peer_comm(make_mpi_comm(world));
+    d.own = make_peer_comm(messages());
     what = "peer memory";
   } else {
-    d.own = make_nccl_comm(make_mpi_comm(world));
+    d.own = make_nccl_comm(messages());
     what = nccl_library_version();
   }
-  d.own->set_time_limit(control.time_limit());
+  control.set_time_limit(limit_s);
+  d.own->set_time_limit(limit_s);
   if (control.rank() == 0) print_line("data between ranks: " + what);
   return d;
 }

@@ -62,7 +62,9 @@ std::optional<RunConfig> share_config(Comm& comm, const std::optional<RunConfig>
   if (size == 0) return std::nullopt;
   bytes.resize(size);
   comm.broadcast(Point::kRunConfig, std::as_writable_bytes(std::span(bytes)), 0);
-  return run_config_from_bytes(bytes);
+  RunConfig shared = run_config_from_bytes(bytes);
+  settle(shared);
+  return shared;
 }
 
 int threads_per_rank(World& world, Comm& comm) {

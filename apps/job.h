@@ -20,7 +20,7 @@ std::string default_model();
 // --version: version_text() and the libraries' versions.
 std::string full_version_text(const std::string& program);
 
-// Rank 0's options to all; nullopt on rank 0 (nothing to run) is nullopt everywhere. Collective.
+// Rank 0's options to all, settled; nullopt on rank 0 (nothing to run) is nullopt everywhere. Collective.
 std::optional<RunConfig> share_config(Comm& comm, const std::optional<RunConfig>& config);
 
 // The CPUs that the ranks of this host may use together, shared out; at least 1. Sees the binding of each rank, so ranks

@@ -1,8 +1,12 @@
 #include "apps/launch_main.h"
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <exception>
 #include <optional>
+#include <string>
+#include <thread>
 
 #include <fmt/core.h>
 
@@ -29,6 +33,40 @@ extern "C" void on_signal(int signal) {
   Engine::request_stop();
 }
 
+// Says once, after a signal that asks for the end, in which call between ranks this one is stuck: whoever sent the signal
+// (mpirun, because another rank died) may kill it next.
+class StuckTeller {
+ public:
+  explicit StuckTeller(const World& world)
+      : thread_([this, &world](const std::stop_token& stop) { watch(stop, world); }) {}
+
+ private:
+  static void watch(const std::stop_token& stop, const World& world) {
+    constexpr std::chrono::milliseconds kInterval{50};
+    constexpr double kPatience_s = 0.4;  // mpirun gives one second between SIGTERM and SIGKILL
+    constexpr double kStuck_s = 0.2;
+    double asked_s = 0;
+    while (!stop.stop_requested() && asked_s < kPatience_s) {
+      std::this_thread::sleep_for(kInterval);
+      if (g_stop_asked != 0) asked_s += std::chrono::duration<double>(kInterval).count();
+    }
+    const std::optional<OpenCall> call = world.board()->open_call();
+    if (stop.stop_requested() || !call || call->seconds < kStuck_s) return;
+    const std::string device = world.board()->device();
+    print_line(fmt::format("rank {}/{} ({}{}{}): asked to end while waiting, for {:.1f} s, in {}",
+                           world.rank(), world.size(), world.facts().host,
+                           device.empty() ? "" : ", ", device, call->seconds, call->name));
+  }
+
+  std::jthread thread_;
+};
+
+// Ranks that wait in vain for the same one find out together; the lowest speaks and ends the others before they do.
+void let_lower_ranks_speak(int rank) {
+  constexpr double kEach_s = 0.3, kMost_s = 3;
+  std::this_thread::sleep_for(std::chrono::duration<double>(std::min(kEach_s * rank, kMost_s)));
+}
+
 }  // namespace
 
 int rank_main(const std::string& program, const std::function<int(World&, Comm&)>& body) {
@@ -42,6 +80,8 @@ int rank_main(const std::string& program, const std::function<int(World&, Comm&)
       print_line(program + ": " + fault.line);
     return fault.exit_code;
   }
+  std::optional<StuckTeller> teller;
+  if (world->size() > 1) teller.emplace(*world);
   try {
     const std::unique_ptr<Comm> comm = make_mpi_comm(*world);
     return body(*world, *comm);
@@ -49,6 +89,8 @@ int rank_main(const std::string& program, const std::function<int(World&, Comm&)
     if (world->rank() == 0) print_line(e.what());
     return e.fault().exit_code;
   } catch (const CommError& e) {
+    teller.reset();
+    let_lower_ranks_speak(world->rank());
     print_line(e.what());  // begins with the rank
     abort_world(kExitEnvironment);
   } catch (...) {

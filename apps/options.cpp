@@ -336,11 +336,13 @@ void add_layout_options(Options& o, Layout& layout) {
 
 void add_world_options(Options& o, RunConfig& c) {
   c.layout.tp = 0;
+  c.time_limit_s = kAutoTimeLimit;
   o.group("Ranks");
   add_layout_options(o, c.layout);
   o.text("--backend", "NAME", c.backend, "Where the arithmetic runs: cpu or cuda.");
   o.text("--comm", "NAME", c.comm,
-         "What data travel over between CUDA ranks: nccl, or mpi (through the host).");
+         "What data travel over between CUDA ranks: nccl; peer (each other's memory, within one "
+         "node); or mpi (through the host).");
   o.choice(
       "--precision", {"exact", "fast"}, static_cast<std::size_t>(c.precision),
       [&c](std::size_t i) { c.precision = static_cast<Precision>(i); },
@@ -351,11 +353,13 @@ void add_world_options(Options& o, RunConfig& c) {
            "Threads per rank. 0: cores of the node / ranks on it [default: 0]");
   o.number(
       "--time-limit", "SECONDS", c.time_limit_s,
-      "A rank that waits longer than this for the others ends the job and says where it waited. "
-      "0: never.");
+      "A rank that waits longer than this for the others ends the job and says where it waited; "
+      "while models are loaded, one that stands still as long. 0: never. [default: 60 between CPU "
+      "ranks, 10 between CUDA ranks]");
 }
 
 void add_sequence_options(Options& o, RunConfig& c) {
+  c.cache_auto = true;
   o.group("Sequence");
   o.number(
       "--ctx", "N", c.n_ctx,
@@ -364,8 +368,11 @@ void add_sequence_options(Options& o, RunConfig& c) {
   o.number("--chunk", "N", c.chunk_tok, "Prompt tokens per step of the prefill.");
   o.choice(
       "--cache", {"f32", "f16", "bf16"}, static_cast<std::size_t>(c.cache),
-      [&c](std::size_t i) { c.cache = static_cast<CacheType>(i); },
-      "Type of the MLA latent cache.");
+      [&c](std::size_t i) {
+        c.cache = static_cast<CacheType>(i);
+        c.cache_auto = false;
+      },
+      "Type of the MLA latent cache. [default: f32 on CPU ranks, f16 on CUDA ranks]");
 }
 
 void add_sampling_options(Options& o, RunConfig& c) {

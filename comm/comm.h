@@ -144,6 +144,12 @@ class Comm {
   // Counts such a call, and gives the number its waits are told by.
   virtual std::uint64_t count_fused(Point point, std::size_t bytes);
 
+  // Reduce-scatter, in place: data[n_row, sum(widths)]; afterwards rank r's columns, those of gather_rows(), hold the sum over
+  // ranks on rank r, with the bits of sum(); the other columns there mean nothing. Counts as a sum of one band's bytes or,
+  // where the backend has no better way, of all.
+  virtual void sum_bands(Point point, float* data, std::size_t n_row,
+                         std::span<const std::size_t> widths, StreamHandle stream);
+
   // The place in the caller's work that calls belong to from now on.
   void set_place(Place place) { context_.place = place; }
 

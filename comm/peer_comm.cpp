@@ -20,8 +20,8 @@ namespace {
 constexpr int kExitEnvironment = 3;
 
 // A call in 64 bits, for kernels to carry: number, place, point, operation.
-enum class Op : std::uint64_t { kSum, kGather, kSend, kRecv };
-constexpr const char* kOpNames[] = {"sum", "gather_rows", "send", "recv"};
+enum class Op : std::uint64_t { kSum, kGather, kSend, kRecv, kSumBands };
+constexpr const char* kOpNames[] = {"sum", "gather_rows", "send", "recv", "sum_bands"};
 
 std::uint64_t tag_of(Op op, Point point, std::uint64_t number, Place place) {
   const std::uint64_t at = place.what == nullptr ? 0 : static_cast<std::uint64_t>(place.number) + 1;
@@ -134,17 +134,24 @@ class PeerComm final : public Comm {
             "cudaMemcpyAsync");
       return;
     }
-    peer::GatherShape shape;
-    shape.n_row = static_cast<std::uint32_t>(n_row);
-    shape.total = static_cast<std::uint32_t>(total);
-    std::uint32_t column = 0;
-    for (std::size_t r = 0; r < widths.size(); ++r) {
-      shape.begin[r] = column;
-      shape.width[r] = static_cast<std::uint32_t>(widths[r]);
-      column += shape.width[r];
-    }
-    check(peer::gather(view_, tag(Op::kGather, call), mine, all, shape, to_cuda(stream)),
+    check(peer::gather(view_, tag(Op::kGather, call), mine, all, shape_of(n_row, widths),
+                       to_cuda(stream)),
           "gather_rows");
+  }
+
+  void sum_bands(Point point, float* data, std::size_t n_row, std::span<const std::size_t> widths,
+                 StreamHandle stream) override {
+    const std::size_t total = std::accumulate(widths.begin(), widths.end(), std::size_t{0});
+    if (widths.size() != static_cast<std::size_t>(size()) || size() == 1 || n_row * total == 0)
+      return Comm::sum_bands(point, data, n_row, widths, stream);
+    require_32_bits(n_row * total);
+    const peer::GatherShape shape = shape_of(n_row, widths);
+    if (!peer::fits_quick(shape, size())) return sum(point, data, n_row * total, stream);
+    const std::size_t mine = n_row * widths[static_cast<std::size_t>(rank())];
+    const Call call("sum_bands", point, stats_of(point), mine * sizeof(float), context_);
+    begin();
+    check(peer::sum_bands(view_, tag(Op::kSumBands, call), data, shape, to_cuda(stream)),
+          "sum_bands");
   }
 
   void send(Point point, const float* data, std::size_t count, int to,
@@ -229,6 +236,16 @@ class PeerComm final : public Comm {
     if (peer >= 0 && peer < size() && peer != rank()) return;
     throw std::logic_error(std::string(what) + ": no other rank " + std::to_string(peer) +
                            " in a group of " + std::to_string(size()));
+  }
+  static peer::GatherShape shape_of(std::size_t n_row, std::span<const std::size_t> widths) {
+    peer::GatherShape shape;
+    shape.n_row = static_cast<std::uint32_t>(n_row);
+    for (std::size_t r = 0; r < widths.size(); ++r) {
+      shape.begin[r] = shape.total;
+      shape.width[r] = static_cast<std::uint32_t>(widths[r]);
+      shape.total += shape.width[r];
+    }
+    return shape;
   }
   std::uint64_t tag(Op op, const Call& call) {
     if (call.place().what != nullptr) shared_->what = call.place().what;

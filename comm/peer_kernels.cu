@@ -8,14 +8,28 @@ namespace {
 
 constexpr int kQuickThreads = 256;
 constexpr int kBulkThreads = 512;
+constexpr std::uint32_t kAtOnce =
+    4;  // reads of a thread under way together: each is a trip to memory
 constexpr std::size_t kQuickBytes = std::size_t{512} << 10;  // that one rank sends, plain
 
 // Contiguous floats by the whole block. Reads go past L1, whose lines may be older than what a peer wrote.
 __device__ void copy(float* to, const float* from, std::uint32_t n) {
   std::uint32_t done = 0;
   if (((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) & 15) == 0) {
-    for (std::uint32_t i = threadIdx.x; i < n / 4; i += blockDim.x)
-      reinterpret_cast<float4*>(to)[i] = __ldcg(reinterpret_cast<const float4*>(from) + i);
+    // Several reads under way at once: each is a trip to memory.
+    constexpr std::uint32_t kAtOnce = 4;
+    for (std::uint32_t i = threadIdx.x; i < n / 4; i += kAtOnce * blockDim.x) {
+      float4 x[kAtOnce];
+#pragma unroll
+      for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+        if (i + k * blockDim.x < n / 4)
+          x[k] = __ldcg(reinterpret_cast<const float4*>(from) + i + k * blockDim.x);
+      }
+#pragma unroll
+      for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+        if (i + k * blockDim.x < n / 4) reinterpret_cast<float4*>(to)[i + k * blockDim.x] = x[k];
+      }
+    }
     done = n / 4 * 4;
   }
   for (std::uint32_t i = done + threadIdx.x; i < n; i += blockDim.x) to[i] = __ldcg(from + i);
@@ -53,17 +67,24 @@ __device__ void add_and_share(const PeerView& v, const Channel& in, const Channe
       return T{a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
     }
   };
-  for (std::uint32_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-    T acc{};
+  for (std::uint32_t i = begin + threadIdx.x; i < end; i += kAtOnce * blockDim.x) {
+    T acc[kAtOnce];
     for (int r = 0; r < v.layout.size; ++r) {
-      const T x = r == v.rank ? reinterpret_cast<const T*>(mine)[i]
-                              : __ldcg(reinterpret_cast<const T*>(bulk_in(v, in, r)) + i);
-      acc = r == 0 ? x : plus(acc, x);
+      const T* from = reinterpret_cast<const T*>(r == v.rank ? mine : bulk_in(v, in, r));
+#pragma unroll
+      for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+        if (i + k * blockDim.x >= end) continue;
+        const T x = __ldcg(from + i + k * blockDim.x);
+        acc[k] = r == 0 ? x : plus(acc[k], x);
+      }
     }
-    reinterpret_cast<T*>(mine)[i] = acc;
-    if (!out.alive) continue;
     for (int r = 0; r < v.layout.size; ++r) {
-      if (r != v.rank) reinterpret_cast<T*>(bulk_out(v, out, r))[i] = acc;
+      if (r != v.rank && !out.alive) continue;
+      T* to = reinterpret_cast<T*>(r == v.rank ? mine : bulk_out(v, out, r));
+#pragma unroll
+      for (std::uint32_t k = 0; k < kAtOnce; ++k) {
+        if (i + k * blockDim.x < end) to[i + k * blockDim.x] = acc[k];
+      }
     }
   }
 }
@@ -103,6 +124,17 @@ __global__ void __launch_bounds__(kBulkThreads)
 }
 
 // ---- gather -----------------------------------------------------------------------------------------------------------
+// Words [begin, begin + n) of a rank's band that this block moves. A rank without columns still gets and sends one word that
+// nobody keeps: an exchange needs one from all.
+struct Range {
+  std::uint32_t begin, n;
+};
+__device__ Range range_of(std::uint32_t elems) {
+  const std::uint32_t words = (elems + 1) / 2, per = (words + gridDim.x - 1) / gridDim.x;
+  const std::uint32_t begin = min(words, blockIdx.x * per);
+  return {begin, min(per, words - begin)};
+}
+
 __device__ std::uint32_t elems_of(const GatherShape& s, std::uint32_t r) {
   return s.n_row * s.width[r];
 }
@@ -113,20 +145,12 @@ __device__ void place(float* all, const GatherShape& s, std::uint32_t r, std::ui
   all[static_cast<std::size_t>(row) * s.total + s.begin[r] + (i - row * s.width[r])] = x;
 }
 
-// max_words: of the widest rank. A rank without columns sends one word that nobody keeps: an exchange needs one from all.
+// max_words: of the widest rank.
 __global__ void __launch_bounds__(kQuickThreads)
     quick_gather(const __grid_constant__ PeerView v, std::uint64_t call, const float* mine,
                  float* all, const __grid_constant__ GatherShape s, std::uint32_t max_words) {
-  struct Range {
-    std::uint32_t begin, n;
-  };
-  const auto range_of = [&](std::uint32_t r) {
-    const std::uint32_t words = (elems_of(s, r) + 1) / 2, per = (words + gridDim.x - 1) / gridDim.x;
-    const std::uint32_t begin = min(words, blockIdx.x * per);
-    return Range{begin, min(per, words - begin)};
-  };
   const std::uint32_t rank = v.rank, elems = elems_of(s, rank);
-  const Range own = range_of(rank);
+  const Range own = range_of(elems);
   Channel c = open(v, call);
   for (std::uint32_t i = threadIdx.x; i < max(own.n, 1u); i += blockDim.x) {
     const std::uint32_t at = 2 * (own.begin + i);
@@ -140,7 +164,7 @@ __global__ void __launch_bounds__(kQuickThreads)
   for (std::uint32_t j = threadIdx.x; j < v.layout.size * lane; j += blockDim.x) {
     const std::uint32_t r = j / lane, i = j % lane;
     if (r == rank) continue;
-    const Range range = range_of(r);
+    const Range range = range_of(elems_of(s, r));
     if (i >= max(range.n, 1u)) continue;
     const PeerWord w = wait_word(v, c, static_cast<int>(r), static_cast<int>(i));
     const std::uint32_t at = 2 * (range.begin + i);
@@ -185,6 +209,43 @@ __global__ void __launch_bounds__(kBulkThreads)
           place(all, s, r, from + i, __ldcg(in + i));
       }
     }
+  }
+  close(v, c);
+}
+
+// ---- reduce-scatter ----------------------------------------------------------------------------------------------------
+// The place of element i of rank r's band.
+__device__ float& band_at(float* data, const GatherShape& s, std::uint32_t r, std::uint32_t i) {
+  const std::uint32_t row = s.n_row == 1 ? 0 : i / s.width[r];
+  return data[static_cast<std::size_t>(row) * s.total + s.begin[r] + (i - row * s.width[r])];
+}
+
+__global__ void __launch_bounds__(kQuickThreads)
+    quick_sum_bands(const __grid_constant__ PeerView v, std::uint64_t call, float* data,
+                    const __grid_constant__ GatherShape s, std::uint32_t max_words) {
+  const std::uint32_t rank = v.rank, elems = elems_of(s, rank);
+  const std::uint32_t lane = max((max_words + gridDim.x - 1) / gridDim.x, 1u);
+  Channel c = open(v, call);
+  for (std::uint32_t j = threadIdx.x; j < v.layout.size * lane; j += blockDim.x) {
+    const std::uint32_t r = j / lane, i = j % lane;
+    if (r == rank) continue;
+    const std::uint32_t theirs = elems_of(s, r);
+    const Range range = range_of(theirs);
+    if (i >= max(range.n, 1u)) continue;
+    const std::uint32_t at = 2 * (range.begin + i);
+    const bool has_a = i < range.n, has_b = has_a && at + 1 < theirs;
+    push_to(v, c, static_cast<int>(r), static_cast<int>(i), has_a ? band_at(data, s, r, at) : 0.0f,
+            has_b ? band_at(data, s, r, at + 1) : 0.0f);
+  }
+  const Range own = range_of(elems);
+  for (std::uint32_t i = threadIdx.x; i < max(own.n, 1u); i += blockDim.x) {
+    const std::uint32_t at = 2 * (own.begin + i);
+    const bool has_a = i < own.n, has_b = has_a && at + 1 < elems;
+    float a = has_a ? band_at(data, s, rank, at) : 0.0f,
+          b = has_b ? band_at(data, s, rank, at + 1) : 0.0f;
+    sum_word(v, c, static_cast<int>(i), a, b);
+    if (has_a) band_at(data, s, rank, at) = a;
+    if (has_b) band_at(data, s, rank, at + 1) = b;
   }
   close(v, c);
 }
@@ -295,10 +356,26 @@ cudaError_t sum(const PeerView& v, std::uint64_t call, float* data, std::size_t 
   return cudaGetLastError();
 }
 
+// Floats of the widest band.
+static std::size_t widest_band(const GatherShape& s, int size) {
+  return *std::max_element(s.width, s.width + size) * std::size_t{s.n_row};
+}
+
+bool fits_quick(const GatherShape& s, int size) {
+  return is_quick(widest_band(s, size) * sizeof(float), size);
+}
+
+cudaError_t sum_bands(const PeerView& v, std::uint64_t call, float* data, const GatherShape& s,
+                      cudaStream_t stream) {
+  const std::size_t words = (widest_band(s, v.layout.size) + 1) / 2;
+  quick_sum_bands<<<quick_blocks(words * static_cast<std::size_t>(v.layout.size)), kQuickThreads, 0,
+                    stream>>>(v, call, data, s, static_cast<std::uint32_t>(words));
+  return cudaGetLastError();
+}
+
 cudaError_t gather(const PeerView& v, std::uint64_t call, const float* mine, float* all,
                    const GatherShape& s, cudaStream_t stream) {
-  const std::size_t widest =
-      *std::max_element(s.width, s.width + v.layout.size) * std::size_t{s.n_row};
+  const std::size_t widest = widest_band(s, v.layout.size);
   if (is_quick(widest * sizeof(float), v.layout.size)) {
     const std::size_t words = (widest + 1) / 2;
     quick_gather<<<quick_blocks(words * static_cast<std::size_t>(v.layout.size)), kQuickThreads, 0,
@@ -331,9 +408,10 @@ cudaError_t recv(const PeerView& v, std::uint64_t call, float* data, std::size_t
 
 cudaError_t load_kernels() {
   const void* kernels[] = {
-      reinterpret_cast<const void*>(quick_sum),    reinterpret_cast<const void*>(bulk_sum),
-      reinterpret_cast<const void*>(quick_gather), reinterpret_cast<const void*>(bulk_gather),
-      reinterpret_cast<const void*>(mail_send),    reinterpret_cast<const void*>(mail_recv)};
+      reinterpret_cast<const void*>(quick_sum),       reinterpret_cast<const void*>(bulk_sum),
+      reinterpret_cast<const void*>(quick_gather),    reinterpret_cast<const void*>(bulk_gather),
+      reinterpret_cast<const void*>(quick_sum_bands), reinterpret_cast<const void*>(mail_send),
+      reinterpret_cast<const void*>(mail_recv)};
   for (const void* kernel : kernels) {
     cudaFuncAttributes attributes{};
     if (const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);

@@ -10,7 +10,7 @@
 
 namespace k3::peer {
 
-// A column-wise gather: rank r's columns are [begin[r], begin[r] + width[r]).
+// Columns in bands: rank r's columns are [begin[r], begin[r] + width[r]).
 struct GatherShape {
   std::uint32_t n_row = 0;
   std::uint32_t total = 0;
@@ -27,6 +27,11 @@ cudaError_t sum(const PeerView& v, std::uint64_t call, float* data, std::size_t 
                 cudaStream_t stream);
 cudaError_t gather(const PeerView& v, std::uint64_t call, const float* mine, float* all,
                    const GatherShape& shape, cudaStream_t stream);
+// data[n_row, total], in place: afterwards this rank's columns hold the sum over ranks, the others what they held. Only where
+// fits_quick().
+cudaError_t sum_bands(const PeerView& v, std::uint64_t call, float* data, const GatherShape& shape,
+                      cudaStream_t stream);
+bool fits_quick(const GatherShape& shape, int size);
 cudaError_t send(const PeerView& v, std::uint64_t call, const float* data, std::size_t count,
                  int to, cudaStream_t stream);
 cudaError_t recv(const PeerView& v, std::uint64_t call, float* data, std::size_t count, int from,

@@ -24,7 +24,7 @@ inline constexpr int kPeerMax = 64;  // ranks
 inline constexpr int kPeerChannels = 64;
 inline constexpr int kPeerQuickWords =
     1024;  // of one channel from one rank in one exchange; 2 floats each
-inline constexpr int kPeerBulkFloats = 8192;  // likewise
+inline constexpr int kPeerBulkFloats = 16384;  // likewise
 inline constexpr int kPeerMailChannels = 32;
 inline constexpr int kPeerMailFloats = 16384;
 
@@ -220,6 +220,13 @@ __device__ inline void close(const PeerView& v, const Channel& c) {
 }
 
 // ---- quick words ------------------------------------------------------------------------------------------------------
+// Word i of this rank's lane in the window of `to`, another rank.
+__device__ inline void push_to(const PeerView& v, const Channel& c, int to, int i, float a,
+                               float b) {
+  if (!c.alive) return;
+  const std::size_t at = v.layout.quick(c.epoch & 1, v.rank, c.index) + i * sizeof(PeerWord);
+  store_word(reinterpret_cast<PeerWord*>(v.window[to] + at), {a, c.epoch, b, c.epoch});
+}
 // Word i of this rank's lane in the windows of all others.
 __device__ inline void push(const PeerView& v, const Channel& c, int i, float a, float b) {
   if (!c.alive) return;

@@ -118,13 +118,29 @@ struct KdaState {
 enum class CacheType : std::uint8_t { kF32, kF16, kBF16 };
 
 // The latent cache of one MLA layer, for all slots: one row per token, [kv_latent | rope].
+// Which positions of a sequence a rank keeps where the latent cache is cut over ranks: blocks of `block` positions are
+// dealt out in turn, so that every rank's share grows alike. The positions kept lie without gaps, in order.
+struct RowShard {
+  std::int64_t part = 0;
+  std::int64_t n_part = 1;
+  std::int64_t block = 64;
+  constexpr bool keeps(std::int64_t pos) const { return pos / block % n_part == part; }
+  // Positions kept among 0 .. n - 1; so the row of a position that is kept is rows(pos).
+  constexpr std::int64_t rows(std::int64_t n) const {
+    if (n_part == 1) return n;
+    const std::int64_t round = block * n_part, rest = n % round - part * block;
+    return n / round * block + (rest < 0 ? 0 : rest < block ? rest : block);
+  }
+};
+
 struct MlaCache {
   std::byte* rows = nullptr;  // [n_slot, n_ctx, kv_latent + rope] of `type`
   CacheType type = CacheType::kF32;
-  std::int64_t n_ctx = 0;
+  std::int64_t n_ctx = 0;  // rows of a slot that this rank keeps
   std::int64_t kv_latent = 0;
   std::int64_t rope = 0;
 };
+  RowShard shard{};  // n_part > 1: attention is mla_attend_part on every rank, then mla_combine
 
 struct MatmulJob {
   View<float> y;
@@ -286,6 +302,9 @@ class Backend {
   // device, then laid out as load() would. box.base is null.
   virtual Weight synthesize(const HostBox& box, const SynthTensor& recipe,
                             std::vector<std::unique_ptr<DeviceBuffer>>& storage) = 0;
+  // `heard` is called in load(), in the caller's thread, whenever another piece has been read; it may throw to end the
+  // load. Backends that read nothing in load() never call it.
+  virtual void on_load_piece(std::function<void()> /*heard*/) {}
   // Device bytes load() will take for this box, or synthesize() where base is null.
   virtual std::size_t loaded_bytes(const HostBox& box) const = 0;
 
@@ -339,7 +358,7 @@ class Backend {
                                std::int64_t head_dim, float eps) = 0;
 
   // ---- MLA (section 5) --------------------------------------------------------------------------------------------
-  // Row of each token: [rms(c[0:kv_latent]; w) | c[kv_latent:]] into its slot at its position.
+  // Row of each token: [rms(c[0:kv_latent]; w) | c[kv_latent:]] into its slot at its position, where cache.shard keeps it.
   virtual void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache,
                           const BatchView& batch) = 0;
   // Per head of k_b.n_mat: q_abs = [k_b . q_nope (kv_latent) | q_rope]. q: [n_tok, n_head * (nope + rope)] with
@@ -350,6 +369,23 @@ class Backend {
   // of its slot, all rows already appended. scale = 1/sqrt(key length per head).
   virtual void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
                           const MlaCache& cache, const BatchView& batch) = 0;
+  // o = the heads' values: mla_absorb, mla_attend and v_b per head, by way of q_abs and ctx. A backend may come to o another
+  // way and leave q_abs and ctx as they are. o: [n_tok, n_head * v_b.n_out].
+  virtual void mla_heads(View<float> o, View<const float> q, const Weight& k_b, const Weight& v_b,
+  // What the rows of cache.shard say of the same attention: part [n_tok, n_head * (2 + kv_latent)], per head [m | l | v],
+  // m = the largest score q . row * scale, l = sum of exp(score - m), v = sum of exp(score - m) * row[0:kv_latent].
+  // A token without rows here has m = -inf, l = 0, v = 0. Any m may stand for the largest score, where l and v agree.
+  virtual void mla_attend_part(View<float> part, View<const float> q, std::int64_t n_head,
+                               float scale, const MlaCache& cache, const BatchView& batch) = 0;
+  // ctx of n_part ranks' parts: rows p * ctx.rows ... of `parts` are those of rank p. One part at least has rows.
+  virtual void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part,
+                           std::int64_t n_head) = 0;
+                         std::int64_t rope, float scale, const MlaCache& cache,
+                         const BatchView& batch, View<float> q_abs, View<float> ctx) {
+    mla_absorb(q_abs, q, k_b, rope);
+    mla_attend(ctx, q_abs, k_b.n_mat, scale, cache, batch);
+    head_matmul(o, v_b.n_out, ctx, v_b.n_in, v_b);
+  }
   // y *= sigmoid(gate)
   virtual void sigmoid_gate(View<float> y, View<const float> gate) = 0;
 

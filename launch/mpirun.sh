@@ -32,4 +32,9 @@ fi
 # hwloc's OpenGL plugin asks ten X displays for GPUs in every process; where localhost does not resolve that takes seconds.
 export HWLOC_COMPONENTS="${HWLOC_COMPONENTS:--gl}"
 
+# NVLink multicast (NVLS) gains nothing for the small messages of decoding, and some sites forbid it, for a program that ends
+# badly can leave the host's GPUs unusable. Set it to 1 to let NCCL use it.
+export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}"
+flags+=(-x NCCL_NVLS_ENABLE)
+
 exec mpirun "${flags[@]}" "$@"

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <map>
 #include <stdexcept>
 
 #include "loader/parts.h"
@@ -32,19 +33,33 @@ struct Engine::Impl {
   Impl(const RunConfig& asked, Comm& w, Backend& b, const ProgressFn& progress)
       : world(w), backend(b) {
     const auto begin = Clock::now();
+    // Files may be slow to open for one rank and not for another.
+    constexpr double kStart_s = 60;
+    const double limit_s = asked.time_limit_s;
+    world.set_time_limit(limit_s > 0 ? std::max(limit_s, kStart_s) : 0);
     prepared = prepare(asked, world, backend);
+    world.set_time_limit(limit_s);
     const ShardOptions options = shard_options(prepared.config);
+    // A rank that still reads its band is slow, not lost: it says so after every tensor and every piece of one.
+    std::uint64_t loaded = 0, to_load = 0, n_piece = 0;
+    backend.on_load_piece([&] {
+      world.pulse(loaded + ++n_piece, to_load);
+      if (progress && to_load > 0)
+        progress({Progress::Phase::kLoad, loaded, to_load, seconds_since(begin)});
+    });
     auto report_load = [&](std::uint64_t done, std::uint64_t total) {
+      loaded = done;
+      to_load = total;
+      world.pulse(loaded + n_piece, to_load);
       if (progress) progress({Progress::Phase::kLoad, done, total, seconds_since(begin)});
     };
     // Loaded on every rank, or on none. The shard's first act is to form its group, before anything can fail.
-    together(world, [&] {
+    together_at_length(world, [&] {
       shard = std::make_unique<Shard>(*prepared.plan, *prepared.source, backend, world, options,
                                       report_load, prepared.warnings);
       backend.synchronize();
     });
-    // Only now: a rank that still reads its band is slow, not lost.
-    world.set_time_limit(prepared.config.time_limit_s);
+    backend.on_load_piece({});
     load_s = seconds_since(begin);
   }
 
@@ -57,6 +72,16 @@ struct Engine::Impl {
         break;
       case Command::Kind::kReset:
         return shard->reset(command.slot);
+      case Command::Kind::kFork:
+        return shard->fork(command.slot, command.to_slot);
+      case Command::Kind::kSave:
+        saved[command.saved] = shard->save(command.slot);
+        return;
+      case Command::Kind::kRestore:
+        return shard->restore(command.slot, saved.at(command.saved));
+      case Command::Kind::kForget:
+        saved.erase(command.saved);
+        return;
       case Command::Kind::kFabricate:
         return shard->fabricate(command.slot, command.length, command.seed);
       case Command::Kind::kReport:
@@ -181,11 +206,25 @@ struct Engine::Impl {
                          ", by position " + std::to_string(shard->length(slot) - 1));
   }
 
+  void check_slot(int slot) const {
+    if (slot >= 0 && slot < prepared.config.n_slot) return;
+    throw std::invalid_argument("slot " + std::to_string(slot) + ": there are " +
+                                std::to_string(prepared.config.n_slot));
+  }
+
+  void keep_command(Command::Kind kind, int slot, std::uint64_t number) {
+    check_slot(slot);
+    if (kind != Command::Kind::kSave && !saved.contains(number))
+      throw std::invalid_argument("no sequence is kept as " + std::to_string(number));
+    Command c;
+    c.kind = kind;
+    c.slot = slot;
+    c.saved = number;
+    drive(c, {});
+  }
+
   void check_ids(int slot, std::span<const std::int32_t> ids) const {
-    if (slot < 0 || slot >= prepared.config.n_slot) {
-      throw std::invalid_argument("slot " + std::to_string(slot) + ": there are " +
-                                  std::to_string(prepared.config.n_slot));
-    }
+    check_slot(slot);
     if (ids.empty()) throw std::invalid_argument("no token ids: a prompt needs at least one");
     const std::int64_t n_vocab = prepared.plan->config().n_vocab;
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -220,6 +259,8 @@ struct Engine::Impl {
   Prepared prepared;
   std::unique_ptr<Shard> shard;
   double load_s = 0;
+  std::map<std::uint64_t, std::vector<std::byte>> saved;  // this rank's part of sequences kept
+  std::uint64_t n_saved = 0;                              // rank 0: numbers given out
   std::vector<Answer> answers;
   std::vector<float> rows;
   std::int64_t n_rows = 0;
@@ -279,6 +320,28 @@ void Engine::fabricate(int slot, std::int64_t length, std::uint64_t seed) {
   c.length = length;
   c.seed = seed;
   impl_->drive(c, {});
+}
+
+void Engine::fork(int from, int to) {
+  impl_->check_slot(from);
+  impl_->check_slot(to);
+  if (from == to) return;
+  Command c;
+  c.kind = Command::Kind::kFork;
+  c.slot = from;
+  c.to_slot = to;
+  impl_->drive(c, {});
+}
+
+std::uint64_t Engine::save(int slot) {
+  impl_->keep_command(Command::Kind::kSave, slot, ++impl_->n_saved);
+  return impl_->n_saved;
+}
+void Engine::restore(std::uint64_t saved, int slot) {
+  impl_->keep_command(Command::Kind::kRestore, slot, saved);
+}
+void Engine::forget(std::uint64_t saved) {
+  impl_->keep_command(Command::Kind::kForget, 0, saved);
 }
 
 std::int64_t Engine::length(int slot) const { return impl_->shard->length(slot); }

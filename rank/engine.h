@@ -82,6 +82,14 @@ class Engine {
   // Makes the slot hold `length` positions of seeded random state and cache rows that no token wrote: for benchmarks at
   // depth. What is generated after it means nothing. Throws std::invalid_argument when n_ctx has no room for one more.
   void fabricate(int slot, std::int64_t length, std::uint64_t seed);
+  // Lets slot `to` hold the sequence of slot `from` too; from then on the two go their own ways. Costs a copy of the KDA state
+  // and of the cache rows in use, on the device.
+  void fork(int from, int to);
+  // Keeps the slot's sequence in host memory, each rank its part, under the number returned; restore() puts it into any slot,
+  // as often as wanted; forget() drops it. Throws std::invalid_argument for a number that is not kept.
+  std::uint64_t save(int slot);
+  void restore(std::uint64_t saved, int slot);
+  void forget(std::uint64_t saved);
   // Positions held by the slot's sequence.
   std::int64_t length(int slot) const;
   // Appends ids to the sequence in chunks and draws the next token from the last position's logits. Throws

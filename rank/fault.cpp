@@ -40,13 +40,26 @@ Fault fault_of(const std::exception_ptr& error) {
   }
 }
 
-void together(Comm& comm, const std::function<void()>& work) {
-  std::optional<Fault> fault;
+namespace {
+
+std::optional<Fault> fault_in(const std::function<void()>& work) {
   try {
     work();
+  } catch (const CommError&) {
+    throw;
   } catch (...) {
-    fault = fault_of(std::current_exception());
+    return fault_of(std::current_exception());
   }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void together(Comm& comm, const std::function<void()>& work) { comm.agree(fault_in(work)); }
+
+void together_at_length(Comm& comm, const std::function<void()>& work) {
+  const std::optional<Fault> fault = fault_in(work);
+  comm.finish_pulses();
   comm.agree(fault);
 }
 

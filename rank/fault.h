@@ -27,7 +27,12 @@ inline constexpr int kExitInterrupted = 5;
 Fault fault_of(const std::exception_ptr& error);
 
 // Collective: runs `work` on this rank, then agrees. All ranks go on, or all throw AgreedFault with the lowest failing
-// rank's fault. `work` may speak to other ranks only before anything in it can fail: else they would wait for it.
+// rank's fault. `work` may speak to other ranks only before anything in it can fail: else they would wait for it. A CommError in it
+// is thrown on: the ranks cannot agree any more.
 void together(Comm& comm, const std::function<void()>& work);
+
+// The same for work that takes long and gives signs of life (Comm::pulse): the ranks that have done theirs wait for the
+// others as long as those move.
+void together_at_length(Comm& comm, const std::function<void()>& work);
 
 }  // namespace k3

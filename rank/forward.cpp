@@ -86,6 +86,7 @@ void Forward::run_once(const BatchView& batch) {
 }
 
 void Forward::speak(const Phase& phase) {
+  group_.set_place(phase.layer >= 0 ? Place{"layer", phase.layer} : Place{});
   auto sum = [&](View<float> v) {
     group_.sum(phase.point, v.data, static_cast<std::size_t>(v.rows * v.cols), backend_.stream());
   };
@@ -117,17 +118,21 @@ void Forward::speak(const Phase& phase) {
 
 // x and every banked stream travel in one message, to the rank of the same place in the next stage.
 void Forward::receive_stage(std::int64_t n_tok) {
+  world_.set_place({"layer", static_cast<int>(plan_.layers(rank_).begin)});
   const std::int64_t streams = 1 + plan_.config().bank_before(plan_.layers(rank_).begin);
   world_.recv(Point::kStageHandOff, work_.x.data,
               static_cast<std::size_t>(streams * n_tok * work_.x.cols), rank_ - plan_.layout().tp,
               backend_.stream());
+  world_.set_place({});
 }
 
 void Forward::send_stage(std::int64_t n_tok) {
+  world_.set_place({"layer", static_cast<int>(plan_.layers(rank_).end)});
   const std::int64_t streams = 1 + plan_.config().bank_before(plan_.layers(rank_).end);
   world_.send(Point::kStageHandOff, work_.x.data,
               static_cast<std::size_t>(streams * n_tok * work_.x.cols), rank_ + plan_.layout().tp,
               backend_.stream());
+  world_.set_place({});
 }
 
 View<float> Forward::head(const BatchView& batch, RowRange rows) {

@@ -69,11 +69,10 @@ void mla_phase(StepContext& c, int il) {
   // Every rank appends the same row, also one without heads: its cache stays whole should it ever be read.
   c.backend.mla_append(w.c, c.weights.vec(Role::kMlaKvANorm, il), m.rms_eps, cache, c.batch);
   if (heads > 0) {
-    c.backend.mla_absorb(q_abs, q, c.weights.matrix(Role::kMlaKB, il), m.rope);
     // The scale uses the per-head key length, not the width of the cached row.
-    c.backend.mla_attend(ctx, q_abs, heads, 1.0f / std::sqrt(static_cast<float>(m.key_len)), cache,
-                         c.batch);
-    c.backend.head_matmul(o, m.value_len, ctx, m.kv_latent, c.weights.matrix(Role::kMlaVB, il));
+    const float scale = 1.0f / std::sqrt(static_cast<float>(m.key_len));
+    c.backend.mla_heads(o, q, c.weights.matrix(Role::kMlaKB, il), c.weights.matrix(Role::kMlaVB, il),
+                        m.rope, scale, cache, c.batch, q_abs, ctx);
     c.see("kqv_out", il, o);
   }
   output(c, il, o, gate);

@@ -17,6 +17,10 @@ struct Command {
     kExtend,     // append ids to a slot's sequence and run them
     kMore,       // the candidates were too few: search the same logits again
     kReset,      // the slot's sequence starts anew
+    kFork,       // to_slot continues what slot holds
+    kSave,       // every rank keeps its part of the slot's sequence under the number `saved`
+    kRestore,    // the slot holds what was kept under `saved`
+    kForget,     // drops it
     kFabricate,  // the slot holds `length` made-up positions
     kReport,     // say how you are (gather of encoded RankReports)
     kStop,
@@ -32,6 +36,8 @@ struct Command {
   std::int32_t n_ids = 0;
   std::int32_t generated = 0;  // ids were drawn, not given: they count for the presence penalty
   std::int32_t exit_code = 0;  // kStop
+  std::int32_t to_slot = 0;    // kFork
+  std::uint64_t saved = 0;     // kSave, kRestore, kForget
   std::int64_t length = 0;     // kFabricate
   std::uint64_t seed = 0;      // kFabricate
   float repetition = 1;

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <string_view>
 #include <type_traits>
 
 #include <fmt/core.h>
@@ -36,6 +37,7 @@ void each_option(Config& c, const Visit& visit) {
   visit("chunk", c.chunk_tok);
   visit("slots", c.n_slot);
   visit("cache", c.cache);
+  visit("cache-auto", c.cache_auto);
   visit("predict", c.n_predict);
   visit("control-tokens", c.control_tokens);
   visit("ignore-eos", c.ignore_eos);
@@ -74,6 +76,13 @@ void require_range(const char* option, T value, T low, T high, const char* what)
 
 }  // namespace
 
+void settle(RunConfig& c) {
+  const bool cuda = c.backend == "cuda";
+  if (c.cache_auto) c.cache = cuda ? CacheType::kF16 : CacheType::kF32;
+  c.cache_auto = false;
+  if (c.time_limit_s == kAutoTimeLimit) c.time_limit_s = cuda ? 10 : 60;
+}
+
 void check(const RunConfig& c) {
   if (c.model.empty() && c.synthetic.empty()) throw std::invalid_argument("--model: is empty");
   require_range("tp", c.layout.tp, 0, 64, "ranks; 0: as many as there are / pp");
@@ -86,11 +95,12 @@ void check(const RunConfig& c) {
   if (c.backend != "cpu" && c.backend != "cuda") {
     throw std::invalid_argument(fmt::format("--backend {}: not one of cpu, cuda", c.backend));
   }
-  if (c.comm != "nccl" && c.comm != "mpi") {
-    throw std::invalid_argument(fmt::format("--comm {}: not one of nccl, mpi", c.comm));
+  if (c.comm != "nccl" && c.comm != "peer" && c.comm != "mpi") {
+    throw std::invalid_argument(fmt::format("--comm {}: not one of nccl, peer, mpi", c.comm));
   }
   require_range("threads", c.threads, 0, 1024, "per rank; 0: chosen");
-  require_range("time-limit", c.time_limit_s, 0.0, 1e6, "seconds; 0: never");
+  if (c.time_limit_s != kAutoTimeLimit)
+    require_range("time-limit", c.time_limit_s, 0.0, 1e6, "seconds; 0: never");
   const std::int64_t most_tok = std::int64_t{1} << 30;
   require_range<std::int64_t>("ctx", c.n_ctx, 0, most_tok,
                               "positions; 0: the model's limit, at most 4096");
@@ -101,8 +111,12 @@ void check(const RunConfig& c) {
 }
 
 std::vector<std::pair<std::string, std::string>> describe(const RunConfig& config) {
+  RunConfig settled = config;
+  settle(settled);
   std::vector<std::pair<std::string, std::string>> out;
-  each_option(config, [&](const char* name, const auto& v) { out.emplace_back(name, spelled(v)); });
+  each_option(settled, [&](const char* name, const auto& v) {
+    if (name != std::string_view("cache-auto")) out.emplace_back(name, spelled(v));
+  });
   return out;
 }
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <stdexcept>
 
 namespace k3 {
 namespace {
@@ -64,6 +66,49 @@ void Shard::extend(int slot, std::span<const std::int32_t> ids, bool generated) 
 }
 
 void Shard::reset(int slot) { sequences_[static_cast<std::size_t>(slot)] = {}; }
+
+void Shard::fork(int from, int to) {
+  const Sequence& seq = sequences_[static_cast<std::size_t>(from)];
+  state_->fork(backend_, from, to, seq.length);
+  sequences_[static_cast<std::size_t>(to)] = seq;
+}
+
+// [length, number of seen, number of generated | seen | generated | state]
+std::vector<std::byte> Shard::save(int slot) const {
+  const Sequence& seq = sequences_[static_cast<std::size_t>(slot)];
+  const std::int64_t head[] = {seq.length, static_cast<std::int64_t>(seq.seen.size()),
+                               static_cast<std::int64_t>(seq.generated.size())};
+  std::vector<std::byte> out;
+  const auto put = [&](std::span<const std::byte> bytes) {
+    out.insert(out.end(), bytes.begin(), bytes.end());
+  };
+  put(std::as_bytes(std::span(head)));
+  put(std::as_bytes(std::span(seq.seen)));
+  put(std::as_bytes(std::span(seq.generated)));
+  put(state_->save(backend_, slot, seq.length));
+  return out;
+}
+
+void Shard::restore(int slot, std::span<const std::byte> bytes) {
+  const auto take = [&](void* to, std::size_t n) {
+    if (n > bytes.size()) throw std::invalid_argument("a saved sequence is cut short");
+    if (n > 0) std::memcpy(to, bytes.data(), n);
+    bytes = bytes.subspan(n);
+  };
+  std::int64_t head[3] = {};
+  take(head, sizeof head);
+  Sequence seq;
+  seq.length = head[0];
+  for (std::vector<std::int32_t>* ids : {&seq.seen, &seq.generated}) {
+    const auto n = static_cast<std::size_t>(head[ids == &seq.seen ? 1 : 2]);
+    if (n > bytes.size() / sizeof(std::int32_t))
+      throw std::invalid_argument("a saved sequence is cut short");
+    ids->resize(n);
+    take(ids->data(), n * sizeof(std::int32_t));
+  }
+  state_->restore(backend_, slot, seq.length, bytes);
+  sequences_[static_cast<std::size_t>(slot)] = std::move(seq);
+}
 
 void Shard::fabricate(int slot, std::int64_t length, std::uint64_t seed) {
   state_->fabricate(backend_, slot, length, seed);

@@ -43,6 +43,11 @@ class Shard {
   // Appends ids (at most chunk_tok, all within the vocabulary and n_ctx) to the slot's sequence and runs them. Collective.
   void extend(int slot, std::span<const std::int32_t> ids, bool generated);
   void reset(int slot);
+  // The sequence of slot `from` continues in both slots.
+  void fork(int from, int to);
+  // The slot's sequence as host bytes, this rank's part; restore() puts it into any slot.
+  std::vector<std::byte> save(int slot) const;
+  void restore(int slot, std::span<const std::byte> bytes);
   // The slot's sequence becomes `length` positions of made-up state (State::fabricate).
   void fabricate(int slot, std::int64_t length, std::uint64_t seed);
   std::int64_t length(int slot) const { return sequences_[static_cast<std::size_t>(slot)].length; }

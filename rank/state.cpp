@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <stdexcept>
+#include <string>
 
 #include "kernels/half.h"
 
@@ -83,6 +85,61 @@ State::State(Backend& backend, const Plan& plan, int rank, const StateShape& sha
     kda_.push_back(kda);
     mla_.push_back(mla);
   }
+}
+
+template <class F>
+void State::each_part(int slot, std::int64_t length, const F& f) const {
+  const auto bytes_of = [](std::int64_t count, std::uint64_t each) {
+    return static_cast<std::size_t>(count) * static_cast<std::size_t>(each);
+  };
+  for (std::size_t i = 0; i < kda_.size(); ++i) {
+    if (const MlaCache& c = mla_[i]; c.rows != nullptr) {
+      const std::size_t row = bytes_of(c.kv_latent + c.rope, cache_elem_bytes(c.type));
+      f(c.rows + static_cast<std::size_t>(slot * c.n_ctx) * row,
+        static_cast<std::size_t>(length) * row);
+      continue;
+    }
+    const KdaState& k = kda_[i];
+    const std::int64_t s = k.n_head * k.head_dim * k.head_dim;
+    const std::int64_t window = (k.conv_kernel - 1) * 3 * k.n_head * k.head_dim;
+    f(reinterpret_cast<std::byte*>(k.s + slot * s), bytes_of(s, sizeof(float)));
+    f(reinterpret_cast<std::byte*>(k.window + slot * window), bytes_of(window, sizeof(float)));
+  }
+}
+
+void State::fork(Backend& backend, int from, int to, std::int64_t length) {
+  std::vector<std::byte*> targets;
+  each_part(to, length, [&](std::byte* p, std::size_t) { targets.push_back(p); });
+  std::size_t i = 0;
+  each_part(from, length,
+            [&](std::byte* p, std::size_t bytes) { backend.copy(targets[i++], p, bytes); });
+}
+
+std::vector<std::byte> State::save(Backend& backend, int slot, std::int64_t length) const {
+  std::size_t total = 0;
+  each_part(slot, length, [&](std::byte*, std::size_t bytes) { total += bytes; });
+  std::vector<std::byte> out(total);
+  std::size_t at = 0;
+  each_part(slot, length, [&](std::byte* p, std::size_t bytes) {
+    backend.download(out.data() + at, p, bytes);
+    at += bytes;
+  });
+  return out;
+}
+
+void State::restore(Backend& backend, int slot, std::int64_t length,
+                    std::span<const std::byte> bytes) {
+  std::size_t total = 0;
+  each_part(slot, length, [&](std::byte*, std::size_t n) { total += n; });
+  if (total != bytes.size()) {
+    throw std::invalid_argument("saved state of " + std::to_string(bytes.size()) +
+                                " bytes, expected " + std::to_string(total));
+  }
+  std::size_t at = 0;
+  each_part(slot, length, [&](std::byte* p, std::size_t n) {
+    backend.upload(p, bytes.data() + at, n);
+    at += n;
+  });
 }
 
 namespace {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -31,10 +32,20 @@ class State {
   // benchmarks at depth, where only the amount of data matters. Values differ between layers, repeat within one.
   void fabricate(Backend& backend, int slot, std::int64_t length, std::uint64_t seed);
 
+  // What a sequence of `length` positions has left in a slot, this rank's part: to another slot, to host bytes and back. Of
+  // the latent cache only the rows in use are moved. restore() takes what save() of a State of the same plan, rank and cache
+  // type gave, for any slot, and throws std::invalid_argument where the size is another.
+  void fork(Backend& backend, int from, int to, std::int64_t length);
+  std::vector<std::byte> save(Backend& backend, int slot, std::int64_t length) const;
+  void restore(Backend& backend, int slot, std::int64_t length, std::span<const std::byte> bytes);
+
   const StateShape& shape() const { return shape_; }
   std::uint64_t bytes() const { return bytes_; }
 
  private:
+  // Calls f(device memory, bytes) for every run of bytes that such a sequence owns, in a fixed order.
+  template <class F>
+  void each_part(int slot, std::int64_t length, const F& f) const;
   std::size_t index(int layer) const { return static_cast<std::size_t>(layer - first_layer_); }
 
   StateShape shape_;

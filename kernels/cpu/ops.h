@@ -46,6 +46,10 @@ void mla_append(View<const float> c, const float* w, float eps, const MlaCache& 
                 const BatchView& batch);
 void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
                 const MlaCache& cache, const BatchView& batch, int threads);
+void mla_attend_part(View<float> part, View<const float> q, std::int64_t n_head, float scale,
+                     const MlaCache& cache, const BatchView& batch, int threads);
+void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part,
+                 std::int64_t n_head);
 void sigmoid_gate(View<float> y, View<const float> gate, int threads);
 
 // MoE (moe.cpp)

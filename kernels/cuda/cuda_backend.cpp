@@ -9,8 +9,11 @@
 #include "kernels/cpu/sampling.h"
 #include "kernels/cuda/candidates.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/kda_chunk.h"
 #include "kernels/cuda/layout.h"
+#include "kernels/cuda/mla_decode.h"
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/prefill.h"
 #include "kernels/cuda/staging.h"
 
 namespace k3 {
@@ -88,6 +91,11 @@ class CudaBackend final : public Backend {
     parts_ = allocate(expert_scratch_floats() * sizeof(float));
     arrived_ = allocate(kMaxBlocks * sizeof(unsigned));
     candidates_ = allocate(candidate_scratch_bytes());
+    // Taken before free_bytes() is first asked, so that what is left is what is free.
+    if (precision == Precision::kFast && has_prefill_code()) {
+      workspace_ = allocate(Prefill::kBytes);
+      prefill_ = std::make_unique<Prefill>(workspace_->data());
+    }
   }
   ~CudaBackend() override {
     cudaStreamSynchronize(stream_);
@@ -97,6 +105,7 @@ class CudaBackend final : public Backend {
     arrived_.reset();
     candidates_.reset();
     repack_.reset();
+    workspace_.reset();
     staging_.reset();
     cudaStreamDestroy(stream_);
   }
@@ -199,6 +208,9 @@ class CudaBackend final : public Backend {
     }
     return w;
   }
+  void on_load_piece(std::function<void()> heard) override {
+    staging_->on_piece = std::move(heard);
+  }
   std::size_t loaded_bytes(const HostBox& box) const override {
     const Weight w = shape_of(box);
     return static_cast<std::size_t>(w.mat_bytes * w.n_mat);
@@ -206,6 +218,8 @@ class CudaBackend final : public Backend {
 
   // One token in the fast path: the jobs that gemv.cu has a kernel for in one launch, the others as ever.
   void matmul(std::span<const MatmulJob> jobs) override {
+    if (prefill_ && !jobs.empty() && jobs[0].x.rows >= kMinPanelTok)
+      return prefill_->matmul(jobs, stream_);
     std::vector<FusedProduct> fast;
     std::vector<MatmulJob> rest;
     for (const MatmulJob& j : jobs) {
@@ -252,6 +266,8 @@ class CudaBackend final : public Backend {
 
   void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state,
                 const BatchView& batch) override {
+    if (prefill_ && uses_parallel_conv(state, batch))
+      return kda_conv_tokens(qkv, u, conv, state, batch, stream_);
     cuda::kda_conv(qkv, u, conv, state, batch, stream_);
   }
   void l2_norm_heads(View<float> y, std::int64_t head_dim, float eps) override {
@@ -264,6 +280,8 @@ class CudaBackend final : public Backend {
   void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v,
                 View<const float> g, View<const float> beta, const KdaState& state,
                 const BatchView& batch) override {
+    if (prefill_ && uses_chunked_kda(state, batch, q, g))
+      return prefill_->kda(o, q, k, v, g, beta, state, batch, stream_);
     cuda::kda_scan(o, q, k, v, g, beta, state, batch, stream_);
   }
   void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim,
@@ -282,8 +300,25 @@ class CudaBackend final : public Backend {
   }
   void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
                   const MlaCache& cache, const BatchView& batch) override {
+    if (attend_fast({ctx, false}, q, n_head, scale, cache, batch)) return;
     cuda::mla_attend(ctx, q, n_head, scale, cache, batch,
                      reinterpret_cast<float*>(partial_->data()), stream_);
+  }
+  void mla_attend_part(View<float> part, View<const float> q, std::int64_t n_head, float scale,
+                       const MlaCache& cache, const BatchView& batch) override {
+    if (attend_fast({part, true}, q, n_head, scale, cache, batch)) return;
+    cuda::mla_attend_part(part, q, n_head, scale, cache, batch, stream_);
+  }
+  void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part,
+                   std::int64_t n_head) override {
+    cuda::mla_combine(ctx, parts, n_part, n_head, stream_);
+  }
+  void mla_heads(View<float> o, View<const float> q, const Weight& k_b, const Weight& v_b,
+                 std::int64_t rope, float scale, const MlaCache& cache, const BatchView& batch,
+                 View<float> q_abs, View<float> ctx) override {
+    if (prefill_ && uses_expanded_mla(k_b, v_b, cache, batch.n_tok, Prefill::kBytes))
+      return prefill_->mla(o, q, k_b, v_b, scale, cache, batch, stream_);
+    Backend::mla_heads(o, q, k_b, v_b, rope, scale, cache, batch, q_abs, ctx);
   }
   void sigmoid_gate(View<float> y, View<const float> gate) override {
     cuda::sigmoid_gate(y, gate, stream_);
@@ -295,6 +330,8 @@ class CudaBackend final : public Backend {
   }
   void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
                View<const float> weights, const ExpertWeights& w, Situ p) override {
+    if (prefill_ && uses_grouped_experts(w, m.rows))
+      return prefill_->experts(m, z, ids, weights, w, p, stream_);
     cuda::experts(m, z, ids, weights, w, p, reinterpret_cast<float*>(hidden_->data()),
                   kHiddenFloats, stream_);
   }
@@ -341,6 +378,17 @@ class CudaBackend final : public Backend {
 
  private:
   bool is_fast() const { return precision_ == Precision::kFast; }
+  // Attention on tensor cores, where choose_mla() says so; else false, and nothing is queued.
+  bool attend_fast(MlaOut out, View<const float> q, std::int64_t n_head, float scale,
+                   const MlaCache& cache, const BatchView& batch) {
+    const MlaChoice choice = choose_mla(
+        precision_, mla_shape(q, n_head, cache, batch, prop_.major * 10 + prop_.minor));
+    if (!choice.tensor_cores) return false;
+    mla_decode(out, q, scale, cache, batch, choice, static_cast<int>(n_head),
+               prop_.multiProcessorCount, partial_->data(), partial_->bytes(), stream_);
+    return true;
+  }
+
   // A band as it will lie on the device, without memory.
   static Weight shape_of(const HostBox& box) {
     const RowBytes r = row_bytes(box);
@@ -389,8 +437,9 @@ class CudaBackend final : public Backend {
   cudaDeviceProp prop_{};
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<Staging> staging_;
-  std::unique_ptr<DeviceBuffer> hidden_, partial_, repack_;
+  std::unique_ptr<DeviceBuffer> hidden_, partial_, repack_, workspace_;
   std::unique_ptr<DeviceBuffer> parts_, arrived_, candidates_;
+  std::unique_ptr<Prefill> prefill_;  // where there is a fast path
 };
 
 }  // namespace

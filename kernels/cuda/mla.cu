@@ -32,12 +32,14 @@ __global__ void append_kernel(View<const float> c, const float* w, float eps, Ml
                               BatchView batch) {
   __shared__ float scratch[33];
   const std::int64_t t = blockIdx.x, width = cache.kv_latent + cache.rope;
+  if (!cache.shard.keeps(batch.pos[t])) return;
   float square = 0;
   for (std::int64_t i = threadIdx.x; i < cache.kv_latent; i += blockDim.x)
     square = fmaf(c.row(t)[i], c.row(t)[i], square);
   square = block_sum(square, scratch);
   const float scale = 1.0f / sqrtf(square / static_cast<float>(cache.kv_latent) + eps);
-  T* row = reinterpret_cast<T*>(cache.rows) + (batch.slot[t] * cache.n_ctx + batch.pos[t]) * width;
+  T* row = reinterpret_cast<T*>(cache.rows) +
+           (batch.slot[t] * cache.n_ctx + cache.shard.rows(batch.pos[t])) * width;
   for (std::int64_t i = threadIdx.x; i < width; i += blockDim.x) {
     store(row + i, i < cache.kv_latent ? c.row(t)[i] * scale * w[i] : c.row(t)[i]);
   }

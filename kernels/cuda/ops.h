@@ -87,6 +87,11 @@ bool fused_kda(const KdaStep& step, const KdaState& state, const BatchView& batc
 std::size_t expert_scratch_floats();
 bool fused_experts(const ExpertStep& step, float* hidden, std::size_t hidden_floats, float* parts,
                    unsigned* arrived, cudaStream_t stream);
+// mla_parts.cu
+void mla_attend_part(View<float> part, View<const float> q, std::int64_t n_head, float scale,
+                     const MlaCache& cache, const BatchView& batch, cudaStream_t stream);
+void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part, std::int64_t n_head,
+                 cudaStream_t stream);
 
 // moe.cu; hidden: device scratch of hidden_floats floats
 void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,

@@ -79,6 +79,7 @@ void Staging::upload(std::byte* device, std::int64_t device_pitch, const HostRow
                             cudaMemcpyHostToDevice, copy_stream_),
           "cudaMemcpy2DAsync");
     check(cudaEventRecord(emptied_[b], copy_stream_), "cudaEventRecord");
+    if (on_piece) on_piece();
   }
   check(cudaEventRecord(arrived_, copy_stream_), "cudaEventRecord");
   check(cudaStreamWaitEvent(stream, arrived_, 0), "cudaStreamWaitEvent");

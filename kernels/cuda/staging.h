@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 namespace k3::cuda {
 
@@ -34,6 +35,8 @@ class Staging {
   // bytes are there for later work of `stream`.
   void upload(std::byte* device, std::int64_t device_pitch, const HostRows& rows,
               cudaStream_t stream);
+  // Called after every piece, if set.
+  std::function<void()> on_piece;
 
  private:
   void gather(std::byte* to, const HostRows& rows, std::int64_t begin, std::int64_t end) const;

@@ -105,6 +105,31 @@ sleep 4  # a snapshot is due every 3 s
 kill -KILL "$(echo "$ranks" | tail -1)"
 ended "kill -9 of one rank" "any failure"
 
+grep -qE '^rank 0/2 \(.+\): asked to end while waiting, for [0-9.]+ s, in [a-z_]+\([A-Za-z]+\) call [0-9]+' "$scratch/err" ||
+  fail "kill -9 of one rank: the other does not say what it waits for"
+
+# pid_of <rank>
+pid_of() {
+  local pid
+  for pid in $ranks; do
+    grep -qzxF "OMPI_COMM_WORLD_RANK=$1" "/proc/$pid/environ" && echo "$pid"
+  done
+}
+# told <name> <the rank that speaks> <the rank that is stuck>: one line, with the call.
+told() {
+  local line="^rank $2/2 \(.+\): waited 2[0-9.]* s in [a-z_]+\([A-Za-z]+\) call [0-9]+(, layer [0-9]+)? for rank $3$"
+  [ "$(grep -cE "$line" "$scratch/err")" -eq 1 ] || fail "$1: no line, or not one"
+}
+start 2 --time-limit 2
+kill -STOP "$(pid_of 1)"
+ended "SIGSTOP of rank 1" 3
+told "SIGSTOP of rank 1" 0 1
+
+start 2 --time-limit 2
+kill -STOP "$(pid_of 0)"
+ended "SIGSTOP of rank 0" 3
+told "SIGSTOP of rank 0" 1 0
+
 start 1
 sleep 6
 kill -KILL "$job"

@@ -134,6 +134,28 @@ COMM_CASE("gather_rows puts each rank's columns where its band is, for uneven an
   }
 }
 
+COMM_CASE("sum_bands leaves each rank the sum of its own columns, with the bits of plain loops") {
+  Comm& comm = rig.comm;
+  std::vector<std::size_t> widths;
+  for (int r = 0; r < comm.size(); ++r) widths.push_back((r * 5 + 3) % 7 % 4 * 11);
+  const std::size_t total = std::accumulate(widths.begin(), widths.end(), std::size_t{0});
+  const std::size_t begin =
+      std::accumulate(widths.begin(), widths.begin() + comm.rank(), std::size_t{0});
+  for (std::size_t n_row : {0, 1, 5}) {
+    std::vector<float> data(n_row * total);
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = revealing(comm.rank(), i);
+    comm.sum_bands(Point::kMoeLatent, rig.device(data.data()), n_row, widths, nullptr);
+    for (std::size_t row = 0; row < n_row; ++row) {
+      for (std::size_t k = 0; k < widths[comm.rank()]; ++k) {
+        const std::size_t i = row * total + begin + k;
+        float expected = revealing(0, i);
+        for (int r = 1; r < comm.size(); ++r) expected += revealing(r, i);
+        CHECK(data[i] == expected);
+      }
+    }
+  }
+}
+
 COMM_CASE("gather_rows of nothing at all returns") {
   const std::vector<std::size_t> widths(rig.comm.size(), 0);
   rig.comm.gather_rows(Point::kLogits, rig.device(nullptr), rig.device(nullptr), 3, widths,

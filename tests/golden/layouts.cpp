@@ -14,6 +14,7 @@
 
 #include "comm/mpi_comm.h"
 #include "comm/nccl_comm.h"
+#include "comm/peer_comm.h"
 #include "kernels/cuda_devices.h"
 #include "rank/device_stage.h"
 #include "rank/engine.h"
@@ -30,6 +31,7 @@ struct Options {
   int threads = 1;
   bool cuda = false;  // rank r of a node on device r, round and round
   bool nccl = false;  // data calls over NCCL (a device for each rank), else through the host
+  bool peer = false;  // data calls through peer memory
   std::size_t rotate = 0;
   std::vector<std::string> models = golden::model_names();
 };
@@ -55,6 +57,10 @@ Options parse(int argc, char** argv) {
     }
     if (key == "--nccl") {
       o.nccl = true;
+      continue;
+    }
+    if (key == "--peer") {
+      o.peer = true;
       continue;
     }
     if (++i == argc) throw std::invalid_argument(key + ": needs a value");
@@ -181,6 +187,7 @@ int run(int argc, char** argv) {
     DeviceStage stage(*backend);
     auto comm = make_mpi_comm(world, o.cuda ? &stage : nullptr);
     if (o.nccl) comm = make_nccl_comm(std::move(comm));
+    if (o.peer) comm = make_peer_comm(std::move(comm));
     if (comm->rank() == 0) std::printf("%s\n", backend->describe().c_str());
     Runner runner(o, *comm, *backend);
     for (std::size_t i = 0; i < o.models.size(); ++i) {

@@ -222,6 +222,41 @@ TEST_CASE(
   CHECK(wrong == 0);
 }
 
+TEST_CASE(
+    "sum_bands leaves each rank the ordered sum of its own columns, over calls of random shape") {
+  const auto comm = peer();
+  Stream stream;
+  Floats data(std::size_t{2} << 20);
+  std::size_t wrong = 0;
+  for (int k = 0; k < rig().repeats(1000); ++k) {
+    std::vector<std::size_t> widths;
+    const std::size_t most = k % 50 == 0 ? 100000 : 2000;
+    for (int r = 0; r < comm->size(); ++r) {
+      const bool empty = std::uniform_int_distribution<>(0, 4)(dice()) == 0;
+      widths.push_back(empty ? 0 : random_count(most));
+    }
+    const std::size_t n_row = k % 4 == 0 && most < 10000 ? random_count(30) : 1;
+    const std::size_t total = std::accumulate(widths.begin(), widths.end(), std::size_t{0});
+    const auto value = [&](int r) {
+      return values(n_row * total,
+                    [&](std::size_t i) { return revealing(r, i + static_cast<std::size_t>(k)); });
+    };
+    std::vector<float> expected = value(0);
+    for (int r = 1; r < comm->size(); ++r) {
+      const std::vector<float> theirs = value(r);
+      for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += theirs[i];
+    }
+    data.set(value(comm->rank()));
+    comm->sum_bands(Point::kMoeLatent, data.data(), n_row, widths, stream);
+    const std::vector<float> got = data.get(n_row * total, stream);
+    if (!same_bits(my_columns(got, n_row, widths, comm->rank()),
+                   my_columns(expected, n_row, widths, comm->rank()))) {
+      ++wrong;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
 TEST_CASE("a graph with sums and gathers is replayed a thousand times, with new values each time") {
   const auto comm = peer();
   Stream stream;

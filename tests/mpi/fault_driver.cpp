@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <string>
 #include <thread>
@@ -38,6 +39,23 @@ void run(Comm& comm, const std::string& what) {
     comm.set_time_limit(1);
     if (culprit) sleep_s(60);
     sum_for_ever(comm);
+  } else if (what == "load" || what == "slow") {
+    // Everyone loads for three times the limit, in small steps; in "load" one stands still on the way.
+    comm.set_time_limit(1);
+    for (std::uint64_t done = 0; done < 30; ++done) {
+      comm.pulse(done, 30);
+      sleep_s(culprit && what == "load" && done == 9 ? 60 : what == "slow" && !culprit ? 0.01 : 0.1);
+    }
+    comm.finish_pulses();
+    comm.agree(std::nullopt);
+  } else if (what == "stopped") {
+    comm.set_time_limit(1);
+    if (comm.rank() == 0) std::raise(SIGSTOP);
+    comm.broadcast(Point::kStep, {}, 0);
+  } else if (what == "idle") {
+    comm.set_time_limit(0.5);
+    if (comm.rank() == 0) sleep_s(2);
+    comm.broadcast(Point::kStep, {}, 0);
   } else if (what == "wait") {
     std::printf("pid %d\n", getpid());
     std::fflush(stdout);

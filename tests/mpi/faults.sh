@@ -69,6 +69,20 @@ expect "several ranks fail and agree" 2 '^rank 1/4: blk.1: made to fail$' 1
 run_job 2 stuck
 expect "a rank is stuck" 1 '^rank 0/2 \(.+\): waited 1[0-9.]* s in sum\(AttnOut\) call 1 for rank 1$' 1
 
+run_job 3 load
+expect "a rank stands still while it loads" 1 \
+  '^rank 0/3 \(.+\): waited 1[0-9.]* s in loading for rank 2, which stands at [0-9]+ %$' 1
+
+run_job 3 slow
+expect "a rank is slow to load, but moves" 0 '^done$' 1
+
+run_job 2 stopped
+expect "rank 0 is stopped while the others wait for its next step" 1 \
+  '^rank 1/2 \(.+\): waited 1[0-9.]* s in broadcast\(Step\) call [0-9]+ for rank 0$' 1
+
+run_job 2 idle
+expect "rank 0 takes its time between two steps" 0 '^done$' 1
+
 # kill -9 of one rank.
 begin=$SECONDS
 timeout 30 "$mpirun" -n 3 "$driver" wait >"$out" 2>&1 &

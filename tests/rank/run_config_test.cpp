@@ -54,6 +54,25 @@ void refused(void (*change)(RunConfig&), const char* option) {
   }
 }
 
+TEST_CASE("cache type and time limit follow the backend unless they were given") {
+  k3::RunConfig c;
+  c.cache_auto = true;
+  c.time_limit_s = k3::kAutoTimeLimit;
+  k3::RunConfig cuda = c;
+  cuda.backend = "cuda";
+  k3::settle(c);
+  k3::settle(cuda);
+  CHECK(c.cache == k3::CacheType::kF32);
+  CHECK(c.time_limit_s == 60);
+  CHECK(cuda.cache == k3::CacheType::kF16);
+  CHECK(cuda.time_limit_s == 10);
+  cuda.cache = k3::CacheType::kBF16;
+  cuda.time_limit_s = 3;
+  k3::settle(cuda);
+  CHECK(cuda.cache == k3::CacheType::kBF16);
+  CHECK(cuda.time_limit_s == 3);
+}
+
 TEST_CASE("every field reaches the other ranks") {
   const RunConfig there = unusual();
   const RunConfig here = k3::run_config_from_bytes(k3::to_bytes(there));

@@ -156,6 +156,17 @@ std::vector<std::string> broken_rules(std::string_view path, std::string_view te
                    "reads the environment; comm/launcher is the only place");
     });
   }
+  if (!starts_with(path, "tests/tidy/")) {
+    // In literals too: inline assembly is one.
+    const std::string code = strip(text, true);
+    Report in_code(path, code);
+    each_match(code, "\\bcuMulticast\\w*|\\bmultimem\\b", [&](const std::smatch& m) {
+      in_code.add(
+          static_cast<std::size_t>(m.position()),
+          "uses " + m.str() + ": no multicast objects, whose misuse stops every GPU of a host");
+    });
+    report.lines.insert(report.lines.end(), in_code.lines.begin(), in_code.lines.end());
+  }
   if (const Room* room = room_of(path)) {
     const std::string code = strip(text, true);
     Report in_code(path, code);

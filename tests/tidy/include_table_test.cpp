@@ -90,6 +90,12 @@ TEST_CASE("only the launcher reads the environment") {
   CHECK(broken_rules("rank/x.cpp", "// no getenv here\n").empty());
 }
 
+TEST_CASE("nothing creates or uses multicast objects, in calls or in assembly") {
+  check_caught("comm/x.cu", "cuMulticastCreate(&handle, &prop);\n", "uses cuMulticastCreate");
+  check_caught("kernels/cuda/x.cu", "asm(\"multimem.ld_reduce.add.f32\");\n", "uses multimem");
+  CHECK(broken_rules("comm/x.cu", "// never multimem\n").empty());
+}
+
 TEST_CASE("a file of more than 900 lines is two files") {
   std::string text;
   for (int i = 0; i < 900; ++i) text += "\n";
