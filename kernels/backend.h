@@ -140,7 +140,7 @@ struct MlaCache {
   std::int64_t kv_latent = 0;
   std::int64_t rope = 0;
 };
-  RowShard shard{};  // n_part > 1: attention is mla_attend_part on every rank, then mla_combine
+RowShard shard{};  // n_part > 1: attention is mla_attend_part on every rank, then mla_combine
 
 struct MatmulJob {
   View<float> y;
@@ -369,9 +369,6 @@ class Backend {
   // of its slot, all rows already appended. scale = 1/sqrt(key length per head).
   virtual void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
                           const MlaCache& cache, const BatchView& batch) = 0;
-  // o = the heads' values: mla_absorb, mla_attend and v_b per head, by way of q_abs and ctx. A backend may come to o another
-  // way and leave q_abs and ctx as they are. o: [n_tok, n_head * v_b.n_out].
-  virtual void mla_heads(View<float> o, View<const float> q, const Weight& k_b, const Weight& v_b,
   // What the rows of cache.shard say of the same attention: part [n_tok, n_head * (2 + kv_latent)], per head [m | l | v],
   // m = the largest score q . row * scale, l = sum of exp(score - m), v = sum of exp(score - m) * row[0:kv_latent].
   // A token without rows here has m = -inf, l = 0, v = 0. Any m may stand for the largest score, where l and v agree.
@@ -380,6 +377,9 @@ class Backend {
   // ctx of n_part ranks' parts: rows p * ctx.rows ... of `parts` are those of rank p. One part at least has rows.
   virtual void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part,
                            std::int64_t n_head) = 0;
+  // o = the heads' values: mla_absorb, mla_attend and v_b per head, by way of q_abs and ctx. A backend may come to o another
+  // way and leave q_abs and ctx as they are. o: [n_tok, n_head * v_b.n_out].
+  virtual void mla_heads(View<float> o, View<const float> q, const Weight& k_b, const Weight& v_b,
                          std::int64_t rope, float scale, const MlaCache& cache,
                          const BatchView& batch, View<float> q_abs, View<float> ctx) {
     mla_absorb(q_abs, q, k_b, rope);

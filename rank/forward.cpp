@@ -64,7 +64,8 @@ void Forward::record(const BatchView& batch) {
   r.group = stats(group_);
   r.world = stats(world_);
   for (std::size_t p = 0; p < group.size(); ++p) {
-    for (auto [now, before] : {std::pair(&r.group[p], &group[p]), std::pair(&r.world[p], &world[p])}) {
+    for (auto [now, before] :
+         {std::pair(&r.group[p], &group[p]), std::pair(&r.world[p], &world[p])}) {
       now->calls -= before->calls;
       now->bytes -= before->bytes;
     }

@@ -50,8 +50,7 @@ void kda_unfused(StepContext& c, int il, const KdaViews& views) {
   c.backend.kda_scan(o, q, k, v, g, beta, state, c.batch);
   c.see("kda_scan_out", il, o);
   c.see("kda_g2", il, gate);
-  c.backend.kda_output_gate(o, gate, c.weights.vec(Role::kKdaNorm, il), m.kda_head_dim,
-                            m.rms_eps);
+  c.backend.kda_output_gate(o, gate, c.weights.vec(Role::kKdaNorm, il), m.kda_head_dim, m.rms_eps);
 }
 
 }  // namespace

@@ -71,8 +71,9 @@ void mla_phase(StepContext& c, int il) {
   if (heads > 0) {
     // The scale uses the per-head key length, not the width of the cached row.
     const float scale = 1.0f / std::sqrt(static_cast<float>(m.key_len));
-    c.backend.mla_heads(o, q, c.weights.matrix(Role::kMlaKB, il), c.weights.matrix(Role::kMlaVB, il),
-                        m.rope, scale, cache, c.batch, q_abs, ctx);
+    c.backend.mla_heads(o, q, c.weights.matrix(Role::kMlaKB, il),
+                        c.weights.matrix(Role::kMlaVB, il), m.rope, scale, cache, c.batch, q_abs,
+                        ctx);
     c.see("kqv_out", il, o);
   }
   output(c, il, o, gate);

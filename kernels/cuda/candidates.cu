@@ -12,7 +12,8 @@ namespace k3::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPerThread = 8;  // logits a thread holds: a block's slice is at most kThreads * kPerThread
+constexpr int kPerThread =
+    8;  // logits a thread holds: a block's slice is at most kThreads * kPerThread
 constexpr int kMaxBlocks = 1024;
 
 struct Scored {
@@ -109,7 +110,8 @@ __device__ void search_slice(const Search& l, Scratch& sh) {
   scaled = block_sum(scaled, sh.sums);
   const bool any_bad = __syncthreads_or(bad) != 0;
   if (threadIdx.x == 0)
-    l.scratch.slice[blockIdx.x] = {top, any_bad ? 1 : 0, sum, l.inv_temperature != 0 ? scaled : sum};
+    l.scratch.slice[blockIdx.x] = {top, any_bad ? 1 : 0, sum,
+                                   l.inv_temperature != 0 ? scaled : sum};
   auto* out = reinterpret_cast<Scored*>(l.scratch.found) + blockIdx.x * l.want;
   for (int k = 0; k < l.want; ++k) {
     Scored mine{0, 0, -1};
@@ -210,7 +212,8 @@ bool search_candidates_on_device(const float* logits, std::int64_t n, std::int64
            scratch};
   const std::int64_t per = kThreads * kPerThread;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(
-      kMaxBlocks, std::max<std::int64_t>((n + per - 1) / per, std::min<std::int64_t>(132, (n + 255) / 256))));
+      kMaxBlocks,
+      std::max<std::int64_t>((n + per - 1) / per, std::min<std::int64_t>(132, (n + 255) / 256))));
   launch_chained("search_kernel", search_kernel, dim3(blocks), dim3(kThreads), 0, 1, stream, l);
   return true;
 }

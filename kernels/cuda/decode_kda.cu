@@ -7,7 +7,7 @@
 namespace k3::cuda {
 namespace {
 
-constexpr int N = 128;            // head size: the published model's
+constexpr int N = 128;  // head size: the published model's
 constexpr int kThreads = 512;
 constexpr int kParts = kThreads / N;  // of the state's rows
 constexpr int kRows = N / kParts;     // state rows a thread holds, of one column
@@ -129,11 +129,12 @@ __global__ void __launch_bounds__(kThreads) kda_step_kernel(const __grid_constan
   g += __shfl_xor_sync(0xffffffffu, g, 2);
   if (tid % 4 == 0) {
     const float f = g + l.dt[head * N + tid / 4], a = l.a[head];
-    sh.decay[tid / 4] = expf(l.safe_gate ? l.lower_bound * sigmoid(-a * f)
-                                         : a * (f > 20.0f ? f : log1pf(expf(f))));
+    sh.decay[tid / 4] =
+        expf(l.safe_gate ? l.lower_bound * sigmoid(-a * f) : a * (f > 20.0f ? f : log1pf(expf(f))));
   }
   auto norm = [&](int first) {
-    const float square = sh.square[first] + sh.square[first + 1] + sh.square[first + 2] + sh.square[first + 3];
+    const float square =
+        sh.square[first] + sh.square[first + 1] + sh.square[first + 2] + sh.square[first + 3];
     return 1.0f / fmaxf(sqrtf(square), l.eps);
   };
   const float q_scale = norm(0) / sqrtf(static_cast<float>(N)), k_scale = norm(4);
@@ -183,10 +184,10 @@ bool fused_kda(const KdaStep& k, const KdaState& state, const BatchView& batch,
       state.conv_kernel - 1 > kMaxPast || !gemv::has_codec(*k.f_b) ||
       k.f_b->type == BlockType::kIQ1_S)
     return false;
-  const Step step{k.o.data,    k.u.data,          k.f.data,    k.gate.data, k.beta.data,
-                  gemv::rows_of(*k.f_b), k.conv,  k.dt,        k.a,         k.norm_w,
-                  k.eps,       k.lower_bound,     k.safe_gate, state,       batch.slot,
-                  batch.pos};
+  const Step step{
+      k.o.data,    k.u.data, k.f.data,   k.gate.data, k.beta.data, gemv::rows_of(*k.f_b),
+      k.conv,      k.dt,     k.a,        k.norm_w,    k.eps,       k.lower_bound,
+      k.safe_gate, state,    batch.slot, batch.pos};
   launch_chained("kda_step_kernel", kda_step_kernel, dim3(static_cast<unsigned>(state.n_head)),
                  dim3(kThreads), 0, 1, stream, step);
   return true;

@@ -29,7 +29,8 @@ struct Exchange {
 };
 
 // Sums `n` values over the cluster; the result is in sh.total on return.
-__device__ void cluster_sum(cg::cluster_group& cluster, Exchange& sh, const float* mine, int n, int round) {
+__device__ void cluster_sum(cg::cluster_group& cluster, Exchange& sh, const float* mine, int n,
+                            int round) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
@@ -95,9 +96,9 @@ __global__ void __launch_bounds__(kThreads) mix_step_kernel(const __grid_constan
     float p[kMaxSources], top = -INFINITY, sum = 0;
 #pragma unroll
     for (int k = 0; k < kMaxSources; ++k) {
-      p[k] = k < n_source
-                 ? sh.total[2 * k] / sqrtf(sh.total[2 * k + 1] / static_cast<float>(l.x.cols) + l.eps)
-                 : -INFINITY;
+      p[k] = k < n_source ? sh.total[2 * k] /
+                                sqrtf(sh.total[2 * k + 1] / static_cast<float>(l.x.cols) + l.eps)
+                          : -INFINITY;
       // A NaN score must not be passed over by the maximum: the sum below keeps it.
       top = fmaxf(top, p[k]);
     }
@@ -120,7 +121,8 @@ __global__ void __launch_bounds__(kThreads) mix_step_kernel(const __grid_constan
   const float scale = 1.0f / sqrtf(sh.total[0] / static_cast<float>(l.x.cols) + l.eps);
   if (here) {
     *reinterpret_cast<float4*>(l.y.data + i4 * 4) = {h.x * scale * norm_w.x, h.y * scale * norm_w.y,
-                                                     h.z * scale * norm_w.z, h.w * scale * norm_w.w};
+                                                     h.z * scale * norm_w.z,
+                                                     h.w * scale * norm_w.w};
   }
   cluster.sync();  // a block's shared memory must outlive its readers
 }

@@ -12,7 +12,7 @@ namespace {
 
 using namespace gemv;
 
-constexpr int kMaxUsed = 32;       // experts a token uses: a warp holds them
+constexpr int kMaxUsed = 32;  // experts a token uses: a warp holds them
 constexpr int kMaxExperts = 2048;
 constexpr int kMaxStaged = 12288;  // values a block of the second launch stages
 constexpr int kMaxParts = 16;
@@ -63,8 +63,8 @@ struct RouteScratch {
 
 // The token's experts by sigmoid(logit) + bias, best first, and their weights: lane j of warp 0 returns the j-th.
 // Only keys that reach the least of the warps' best can be among the first kWarps: there are as many at or above it.
-__device__ void choose(const Routing& r, float* p, unsigned long long* candidate, RouteScratch& s, int& id,
-                       float& weight) {
+__device__ void choose(const Routing& r, float* p, unsigned long long* candidate, RouteScratch& s,
+                       int& id, float& weight) {
   const int lane = threadIdx.x % 32;
   unsigned best = 0;
   for (int e = threadIdx.x; e < r.n_expert; e += kThreads) {
@@ -92,14 +92,12 @@ __device__ void choose(const Routing& r, float* p, unsigned long long* candidate
   }
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  id = lane < r.n_used
-           ? static_cast<int>(0xffffffffu - static_cast<unsigned>(s.chosen[lane]))
-           : 0;
+  id = lane < r.n_used ? static_cast<int>(0xffffffffu - static_cast<unsigned>(s.chosen[lane])) : 0;
   const float mine = lane < r.n_used ? p[id] : 0.0f;
   float sum = 0;
   for (int j = 0; j < r.n_used; ++j) sum += __shfl_sync(0xffffffffu, mine, j);
-  weight = mine / (r.normalise ? fmaxf(sum, kWeightFloor) : 1.0f) *
-           (r.scale != 0.0f ? r.scale : 1.0f);
+  weight =
+      mine / (r.normalise ? fmaxf(sum, kWeightFloor) : 1.0f) * (r.scale != 0.0f ? r.scale : 1.0f);
 }
 
 struct InStep {
@@ -126,8 +124,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const int n4 = l.staged.n / 4;
   for (int r = 0; r < (n4 + kThreads - 1) / kThreads; ++r) {
     const int i4 = r * kThreads + static_cast<int>(threadIdx.x);
-    put4(shared, l.staged, i4,
-         i4 < n4 ? *reinterpret_cast<const float4*>(l.z + i4 * 4) : float4{});
+    put4(shared, l.staged, i4, i4 < n4 ? *reinterpret_cast<const float4*>(l.z + i4 * 4) : float4{});
   }
   int id = 0;
   float weight = 0;
@@ -169,8 +166,8 @@ struct OutStep {
   std::int64_t down_mat;
   int n_out, n_part;
   float* m;
-  float* part;         // [n_part][n_out], n_part > 1
-  unsigned* arrived;   // per slice of the rows; zero between launches
+  float* part;        // [n_part][n_out], n_part > 1
+  unsigned* arrived;  // per slice of the rows; zero between launches
 };
 
 // The last of the parts of a slice adds them up, in their order whoever was last.
@@ -272,8 +269,8 @@ bool fused_experts(const ExpertStep& e, float* hidden, std::size_t hidden_floats
     return false;
 
   InStep in{};
-  in.routing = {e.logits.data, e.bias, static_cast<int>(e.logits.cols), n_used, e.normalise,
-                e.scale};
+  in.routing = {e.logits.data, e.bias,      static_cast<int>(e.logits.cols),
+                n_used,        e.normalise, e.scale};
   in.z = e.z.data;
   in.p_at = lay_out(in.staged, static_cast<int>(e.z.cols), true, false, 0);
   in.candidate_at = (in.p_at + in.routing.n_expert * 4 + 7) / 8 * 8;
@@ -298,8 +295,7 @@ bool fused_experts(const ExpertStep& e, float* hidden, std::size_t hidden_floats
   out.n_mat = in.n_mat;
   out.expert_begin = in.expert_begin;
   out.hidden = hidden;
-  const int out_shared =
-      lay_out(out.staged, (n_used + n_part - 1) / n_part * n_in, true, false, 0);
+  const int out_shared = lay_out(out.staged, (n_used + n_part - 1) / n_part * n_in, true, false, 0);
   out.down = rows_of(down);
   out.down_mat = down.mat_bytes;
   out.lanes = lanes_for(out.down);
@@ -311,9 +307,9 @@ bool fused_experts(const ExpertStep& e, float* hidden, std::size_t hidden_floats
 
   constexpr int kMaxShared = 100 * 1024;
   if (in_shared > kMaxShared || out_shared > kMaxShared) return false;
-  static const bool raised = (raise_shared(reinterpret_cast<const void*>(expert_in_kernel), kMaxShared),
-                              raise_shared(reinterpret_cast<const void*>(expert_out_kernel), kMaxShared),
-                              true);
+  static const bool raised =
+      (raise_shared(reinterpret_cast<const void*>(expert_in_kernel), kMaxShared),
+       raise_shared(reinterpret_cast<const void*>(expert_out_kernel), kMaxShared), true);
   static_cast<void>(raised);
   launch_chained("expert_in_kernel", expert_in_kernel, dim3(static_cast<unsigned>(blocks)),
                  dim3(kThreads), static_cast<std::size_t>(in_shared), 1, stream, in);

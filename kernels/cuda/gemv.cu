@@ -35,8 +35,8 @@ struct Group {
   float* y;
   int n_out;
   int lanes;
-  int row_cost;            // bytes read for one row
-  long long cost_before;   // of the groups before this one
+  int row_cost;           // bytes read for one row
+  long long cost_before;  // of the groups before this one
 };
 
 struct Launch {
@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const __grid_const
   for (int i = 0; i < l.n_input; ++i) stage(l.input[i], shared, scratch);
   __syncthreads();
   const int lane = threadIdx.x % 32;
-  int warp = threadIdx.x / 32;  // rotates from group to group, so that no warp takes every remainder
+  int warp =
+      threadIdx.x / 32;  // rotates from group to group, so that no warp takes every remainder
   for (int k = 0; k < l.n_group; ++k) {
     const Group& g = l.group[k];
     const int r0 = first_row(g, begin), r1 = first_row(g, end), per = 32 / g.lanes;
@@ -196,7 +197,8 @@ bool has_gemv(const Weight& w) { return gemv::has_codec(w); }
 bool fused_products(std::span<const Operand> operands, std::span<const FusedProduct> products,
                     cudaStream_t stream) {
   using namespace gemv;
-  if (operands.size() > kMaxInputs || products.size() > kMaxGroups || products.empty()) return false;
+  if (operands.size() > kMaxInputs || products.size() > kMaxGroups || products.empty())
+    return false;
   Launch l{};
   for (const Operand& o : operands)
     if (!make_input(o, l.input[l.n_input++])) return false;
@@ -208,8 +210,8 @@ bool fused_products(std::span<const Operand> operands, std::span<const FusedProd
     shared = lay_out(s, s.n, s.quantised, s.f32 >= 0, shared);
   }
   if (shared > kMaxShared) return false;
-  static const cudaError_t raised = cudaFuncSetAttribute(
-      product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxShared);
+  static const cudaError_t raised =
+      cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxShared);
   check(raised, "cudaFuncSetAttribute");
   launch_chained("product_kernel", product_kernel, dim3(static_cast<unsigned>(device_blocks())),
                  dim3(kThreads), static_cast<std::size_t>(shared), 1, stream, l);

@@ -18,7 +18,7 @@ namespace k3::cuda::gemv {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxLoads = 7;  // weight loads of a lane in flight
+constexpr int kMaxLoads = 7;      // weight loads of a lane in flight
 constexpr float kLevels = 16256;  // 127 * 128: hi stays within a signed byte
 
 enum class Codec : int { kF32, kQ8, kIq1s };
@@ -28,9 +28,9 @@ enum class Codec : int { kF32, kQ8, kIq1s };
 struct Staged {
   int n = 0;
   int half_bytes = 0;
-  int hi = 0, lo = 0;        // offsets in shared memory, bytes
-  int scale = 0, sum = 0;    // f32 per group of 32: scale of q, and sum of the group's values
-  int f32 = -1;              // the values themselves, or -1
+  int hi = 0, lo = 0;      // offsets in shared memory, bytes
+  int scale = 0, sum = 0;  // f32 per group of 32: scale of q, and sum of the group's values
+  int f32 = -1;            // the values themselves, or -1
   bool quantised = false;
 };
 
@@ -74,7 +74,9 @@ __device__ __forceinline__ void put4(char* shared, const Staged& s, int i4, floa
   const bool finite = top < 0x7f800000u;
   const float largest = __uint_as_float(top);
   const float inverse = finite && largest > 0x1p-100f ? kLevels / largest : 0.0f;
-  const float scale = !finite ? __uint_as_float(0x7fc00000u) : inverse > 0 ? largest / kLevels : 0.0f;
+  const float scale = !finite       ? __uint_as_float(0x7fc00000u)
+                      : inverse > 0 ? largest / kLevels
+                                    : 0.0f;
   const int q[4] = {__float2int_rn(v.x * inverse), __float2int_rn(v.y * inverse),
                     __float2int_rn(v.z * inverse), __float2int_rn(v.w * inverse)};
   unsigned hi = 0, lo = 0;
