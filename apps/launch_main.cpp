@@ -38,7 +38,7 @@ extern "C" void on_signal(int signal) {
 class StuckTeller {
  public:
   explicit StuckTeller(const World& world)
-      : thread_([this, &world](const std::stop_token& stop) { watch(stop, world); }) {}
+      : thread_([&world](const std::stop_token& stop) { watch(stop, world); }) {}
 
  private:
   static void watch(const std::stop_token& stop, const World& world) {
