@@ -251,6 +251,14 @@ class CpuBackend final : public Backend {
                   const MlaCache& cache, const BatchView& batch) override {
     cpu::mla_attend(ctx, q, n_head, scale, cache, batch, threads_);
   }
+  void mla_attend_part(View<float> part, View<const float> q, std::int64_t n_head, float scale,
+                       const MlaCache& cache, const BatchView& batch) override {
+    cpu::mla_attend_part(part, q, n_head, scale, cache, batch, threads_);
+  }
+  void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part,
+                   std::int64_t n_head) override {
+    cpu::mla_combine(ctx, parts, n_part, n_head);
+  }
   void sigmoid_gate(View<float> y, View<const float> gate) override {
     cpu::sigmoid_gate(y, gate, threads_);
   }
@@ -270,14 +278,6 @@ class CpuBackend final : public Backend {
     for (std::int64_t t = 0; t < logits.rows; ++t) {
       penalise_logits(logits.row(t), logits.cols, vocab_begin, history, n_hist, repetition,
                       presence);
-  void mla_attend_part(View<float> part, View<const float> q, std::int64_t n_head, float scale,
-                       const MlaCache& cache, const BatchView& batch) override {
-    cpu::mla_attend_part(part, q, n_head, scale, cache, batch, threads_);
-  }
-  void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part,
-                   std::int64_t n_head) override {
-    cpu::mla_combine(ctx, parts, n_part, n_head);
-  }
     }
   }
   CandidateResult candidates(View<const float> logits_row, std::int64_t vocab_begin,
