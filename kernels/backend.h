@@ -117,7 +117,6 @@ struct KdaState {
 
 enum class CacheType : std::uint8_t { kF32, kF16, kBF16 };
 
-// The latent cache of one MLA layer, for all slots: one row per token, [kv_latent | rope].
 // Which positions of a sequence a rank keeps where the latent cache is cut over ranks: blocks of `block` positions are
 // dealt out in turn, so that every rank's share grows alike. The positions kept lie without gaps, in order.
 struct RowShard {
@@ -133,14 +132,15 @@ struct RowShard {
   }
 };
 
+// The latent cache of one MLA layer, for all slots: one row per token, [kv_latent | rope].
 struct MlaCache {
   std::byte* rows = nullptr;  // [n_slot, n_ctx, kv_latent + rope] of `type`
   CacheType type = CacheType::kF32;
   std::int64_t n_ctx = 0;  // rows of a slot that this rank keeps
   std::int64_t kv_latent = 0;
   std::int64_t rope = 0;
+  RowShard shard{};  // n_part > 1: attention is mla_attend_part on every rank, then mla_combine
 };
-RowShard shard{};  // n_part > 1: attention is mla_attend_part on every rank, then mla_combine
 
 struct MatmulJob {
   View<float> y;
