@@ -28,15 +28,34 @@ struct Exchange {
   float total[kSums];
 };
 
+// Lane k gets the warp's sum of v[k]: at each halving a lane hands over the half that is not its own.
+__device__ __forceinline__ float scattered_sum(const float* values) {
+  const int lane = threadIdx.x % 32;
+  float v[32];
+#pragma unroll
+  for (int i = 0; i < 32; ++i) v[i] = i < kSums ? values[i] : 0.0f;
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) {
+    const bool upper = (lane & o) != 0;
+#pragma unroll
+    for (int i = 0; i < o; ++i) {
+      const float give = upper ? v[i] : v[i + o], keep = upper ? v[i + o] : v[i];
+      v[i] = keep + __shfl_xor_sync(0xffffffffu, give, o);
+    }
+  }
+  return v[0];
+}
+
 // Sums `n` values over the cluster; the result is in sh.total on return.
 __device__ void cluster_sum(cg::cluster_group& cluster, Exchange& sh, const float* mine, int n,
                             int round) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) {
-    if (i >= n) break;
-    const float v = warp_sum(mine[i]);
-    if (lane == 0) sh.warp[warp][i] = v;
+  if (n == 1) {
+    const float v = warp_sum(mine[0]);
+    if (lane == 0) sh.warp[warp][0] = v;
+  } else {
+    const float v = scattered_sum(mine);
+    if (lane < n) sh.warp[warp][lane] = v;
   }
   __syncthreads();
   if (static_cast<int>(threadIdx.x) < n) {

@@ -16,7 +16,8 @@ constexpr int kMaxUsed = 32;  // experts a token uses: a warp holds them
 constexpr int kMaxExperts = 2048;
 constexpr int kMaxStaged = 12288;  // values a block of the second launch stages
 constexpr int kMaxParts = 16;
-constexpr int kBlocksPerSm = 2;
+constexpr int kTileRows = 16;
+constexpr int kPartPieces = 7;                   // of a row that a warp takes at once, at most
 constexpr float kWeightFloor = 6.103515625e-5f;  // 2^-14, as the reference has it
 
 // The experts a token uses that this rank holds, in order of choice.
@@ -100,22 +101,46 @@ __device__ void choose(const Routing& r, float* p, unsigned long long* candidate
       mine / (r.normalise ? fmaxf(sum, kWeightFloor) : 1.0f) * (r.scale != 0.0f ? r.scale : 1.0f);
 }
 
+// A row's pieces cut into parts, so that warps' shares are alike.
+struct Cut {
+  int parts, pieces;
+};
+
+Cut cut_of(const Rows& r) {
+  const int n = r.n_in / 128, parts = (n + kPartPieces - 1) / kPartPieces;
+  return {parts, (n + parts - 1) / parts};
+}
+
+// A tile's two rows of this lane, summed over the lanes that share them.
+__device__ __forceinline__ void put_tile(const float (&acc)[2], float* sums, int at, int parts) {
+  const float a = sum_lanes(acc[0], 4), b = sum_lanes(acc[1], 4);
+  if (threadIdx.x % 4 != 0) return;
+  sums[at] = a;
+  sums[at + 8 * parts] = b;
+}
+
+__device__ __forceinline__ float part_sum(const float* sums, int parts) {
+  float v = sums[0];
+  for (int p = 1; p < parts; ++p) v += sums[p];
+  return v;
+}
+
 struct InStep {
   Routing routing;
   const float* z;
   Staged staged;
-  int p_at, candidate_at;  // offsets in shared memory
+  int p_at, candidate_at, sums_at;  // offsets in shared memory
+  Cut cut;
   Rows gate, up;
   std::int64_t gate_mat, up_mat;
-  int n_out, n_mat, expert_begin, lanes;
+  int n_out, n_mat, expert_begin;
   Situ situ;
   float* hidden;  // [n_used][n_out]
   std::int32_t* ids;
   float* weights;
 };
 
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    expert_in_kernel(const __grid_constant__ InStep l) {
+__global__ void __launch_bounds__(kThreads, 1) expert_in_kernel(const __grid_constant__ InStep l) {
   extern __shared__ __align__(128) char shared[];
   __shared__ RouteScratch scratch;
   __shared__ Chosen chosen;
@@ -138,30 +163,49 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     }
   }
   __syncthreads();
-  const int lane = threadIdx.x % 32, sub = lane % l.lanes, per = 32 / l.lanes;
-  const long long total = static_cast<long long>(chosen.n) * l.n_out;
-  const int begin = static_cast<int>(total * blockIdx.x / gridDim.x),
-            end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
-  for (int base = begin + static_cast<int>(threadIdx.x / 32) * per; base < end;
-       base += kWarps * per) {
-    const int at = base + lane / l.lanes, own = min(at, end - 1);
-    const int i = own / l.n_out, row = own - i * l.n_out;
-    Rows gate = l.gate, up = l.up;
-    gate.data += chosen.expert[i] * l.gate_mat;
-    up.data += chosen.expert[i] * l.up_mat;
-    const float g = sum_lanes(dot_row(gate, row, shared, l.staged, 0, sub, l.lanes), l.lanes);
-    const float u = sum_lanes(dot_row(up, row, shared, l.staged, 0, sub, l.lanes), l.lanes);
-    if (sub == 0 && at < end)
-      l.hidden[chosen.place[i] * l.n_out + row] = situ4({g, 0, 0, 0}, {u, 0, 0, 0}, l.situ).x;
+  const int lane = threadIdx.x % 32;
+  const int tiles = (l.n_out + kTileRows - 1) / kTileRows;  // of an expert
+  const long long total = static_cast<long long>(chosen.n) * tiles;
+  const int t0 = static_cast<int>(total * blockIdx.x / gridDim.x),
+            t1 = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
+  float* gate_sums = reinterpret_cast<float*>(shared + l.sums_at);  // [tile row][part]
+  float* up_sums = gate_sums + (t1 - t0) * kTileRows * l.cut.parts;
+  const Rows m[2] = {l.gate, l.up};
+  for (int unit = threadIdx.x / 32; unit < (t1 - t0) * l.cut.parts; unit += kWarps) {
+    const int at = unit / l.cut.parts, part = unit - at * l.cut.parts;
+    const int i = (t0 + at) / tiles, row = (t0 + at - i * tiles) * kTileRows + lane / 4;
+    const int row0 = min(row, l.n_out - 1), row1 = min(row + 8, l.n_out - 1);
+    const std::byte* gate = l.gate.data + chosen.expert[i] * l.gate_mat;
+    const std::byte* up = l.up.data + chosen.expert[i] * l.up_mat;
+    const std::byte* const rows[2][2] = {
+        {gate + row0 * l.gate.row_bytes, gate + row1 * l.gate.row_bytes},
+        {up + row0 * l.up.row_bytes, up + row1 * l.up.row_bytes}};
+    float acc[2][2] = {};
+    add_tile<2>(m, rows, shared, l.staged, 0, part * l.cut.pieces,
+                min((part + 1) * l.cut.pieces, l.staged.n / 128), acc);
+    const int to = (at * kTileRows + lane / 4) * l.cut.parts + part;
+    put_tile(acc[0], gate_sums, to, l.cut.parts);
+    put_tile(acc[1], up_sums, to, l.cut.parts);
+  }
+  __syncthreads();
+  for (int k = threadIdx.x; k < (t1 - t0) * kTileRows; k += kThreads) {
+    const int tile = t0 + k / kTileRows, i = tile / tiles;
+    const int row = (tile - i * tiles) * kTileRows + k % kTileRows;
+    if (row >= l.n_out) continue;
+    const float g = part_sum(gate_sums + k * l.cut.parts, l.cut.parts),
+                u = part_sum(up_sums + k * l.cut.parts, l.cut.parts);
+    l.hidden[chosen.place[i] * l.n_out + row] = situ4({g, 0, 0, 0}, {u, 0, 0, 0}, l.situ).x;
   }
 }
 
 struct OutStep {
   const std::int32_t* ids;
   const float* weights;
-  int n_used, n_mat, expert_begin, lanes;
+  int n_used, n_mat, expert_begin;
   const float* hidden;
   Staged staged;  // room for the most experts a part takes
+  int sums_at;    // offset in shared memory
+  Cut cut;
   Rows down;
   std::int64_t down_mat;
   int n_out, n_part;
@@ -190,7 +234,7 @@ __device__ void join_parts(const OutStep& l, int slice, int r0, int r1) {
 }
 
 // Block = slice * n_part + part: a slice of the rows, a part of the experts.
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads, 1)
     expert_out_kernel(const __grid_constant__ OutStep l) {
   extern __shared__ __align__(128) char shared[];
   __shared__ Chosen chosen;
@@ -219,21 +263,32 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     put4(shared, s, i4, v);
   }
   __syncthreads();
-  const int r0 = static_cast<int>(static_cast<long long>(l.n_out) * slice / n_slice),
-            r1 = static_cast<int>(static_cast<long long>(l.n_out) * (slice + 1) / n_slice);
-  const int lane = threadIdx.x % 32, sub = lane % l.lanes, per = 32 / l.lanes;
+  const int tiles = (l.n_out + kTileRows - 1) / kTileRows, t0 = tiles * slice / n_slice,
+            n_tile = tiles * (slice + 1) / n_slice - t0;
+  const int lane = threadIdx.x % 32, n_row = n_tile * kTileRows;
+  float* sums = reinterpret_cast<float*>(shared + l.sums_at);  // [expert][tile row][part]
+  const Rows m[1] = {l.down};
+  for (int unit = threadIdx.x / 32; unit < (i1 - i0) * n_tile * l.cut.parts; unit += kWarps) {
+    const int at = unit / l.cut.parts, piece = unit - at * l.cut.parts;
+    const int i = at / n_tile, tile_row = (at - i * n_tile) * kTileRows + lane / 4;
+    const int row = t0 * kTileRows + tile_row;
+    const std::byte* down = l.down.data + chosen.expert[i0 + i] * l.down_mat;
+    const std::byte* const rows[1][2] = {{down + min(row, l.n_out - 1) * l.down.row_bytes,
+                                          down + min(row + 8, l.n_out - 1) * l.down.row_bytes}};
+    float acc[1][2] = {};
+    add_tile<1>(m, rows, shared, s, i * n_in / 32, piece * l.cut.pieces,
+                min((piece + 1) * l.cut.pieces, n_in / 128), acc);
+    put_tile(acc[0], sums, (i * n_row + tile_row) * l.cut.parts + piece, l.cut.parts);
+  }
+  __syncthreads();
+  const int r0 = t0 * kTileRows, r1 = min(r0 + n_row, l.n_out);
   float* out = l.n_part > 1 ? l.part + part * l.n_out : l.m;
-  for (int base = r0 + static_cast<int>(threadIdx.x / 32) * per; base < r1; base += kWarps * per) {
-    const int at = base + lane / l.lanes, row = min(at, r1 - 1);
-    float acc = 0;
-    for (int i = i0; i < i1; ++i) {
-      Rows down = l.down;
-      down.data += chosen.expert[i] * l.down_mat;
-      acc = fmaf(chosen.weight[i],
-                 dot_row(down, row, shared, s, (i - i0) * n_in / 16, sub, l.lanes), acc);
-    }
-    acc = sum_lanes(acc, l.lanes);
-    if (sub == 0 && at < r1) out[row] = acc;
+  for (int k = threadIdx.x; k < r1 - r0; k += kThreads) {
+    float sum = 0;
+    for (int i = 0; i < i1 - i0; ++i)
+      sum = fmaf(chosen.weight[i0 + i], part_sum(sums + (i * n_row + k) * l.cut.parts, l.cut.parts),
+                 sum);
+    out[r0 + k] = sum;
   }
   if (l.n_part > 1) join_parts(l, slice, r0, r1);
 }
@@ -243,13 +298,20 @@ void raise_shared(const void* kernel, int bytes) {
         "cudaFuncSetAttribute");
 }
 
+// Rows come in pieces of four groups of one block each.
+bool in_pieces(const Weight& w) {
+  return w.layout == kPlanes && w.type == BlockType::kIQ1_S && w.n_in % 128 == 0 &&
+         w.first % 128 == 0;
+}
+
+int tiles_of(const Weight& w) { return static_cast<int>((w.n_out + kTileRows - 1) / kTileRows); }
+
 bool supported(const ExpertStep& e) {
   const Weight &gate = *e.w.gate, &up = *e.w.up, &down = *e.w.down;
   auto aligned = [](const float* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
   return e.m.rows == 1 && e.ids.cols <= kMaxUsed && e.logits.cols <= kMaxExperts && !gate.empty() &&
-         !down.empty() && gate.layout == kPlanes && up.layout == kPlanes &&
-         down.layout == kPlanes && down.n_in <= kMaxStaged && aligned(e.z.data) &&
-         e.ids.cols <= e.logits.cols;
+         !down.empty() && in_pieces(gate) && in_pieces(up) && in_pieces(down) &&
+         down.n_in <= kMaxStaged && aligned(e.z.data) && e.ids.cols <= e.logits.cols;
 }
 
 }  // namespace
@@ -263,7 +325,7 @@ bool fused_experts(const ExpertStep& e, float* hidden, std::size_t hidden_floats
   const auto n_used = static_cast<int>(e.ids.cols), n_in = static_cast<int>(down.n_in);
   const int fit = std::max(1, kMaxStaged / n_in);  // experts that a block can stage
   const int n_part = (n_used + fit - 1) / fit;
-  const int blocks = kBlocksPerSm * device_blocks();
+  const int blocks = device_blocks();
   if (n_part > kMaxParts || down.n_out > 65536 || n_part > blocks ||
       static_cast<std::size_t>(n_used * n_in) > hidden_floats)
     return false;
@@ -274,15 +336,17 @@ bool fused_experts(const ExpertStep& e, float* hidden, std::size_t hidden_floats
   in.z = e.z.data;
   in.p_at = lay_out(in.staged, static_cast<int>(e.z.cols), true, false, 0);
   in.candidate_at = (in.p_at + in.routing.n_expert * 4 + 7) / 8 * 8;
-  const int in_shared = in.candidate_at + in.routing.n_expert * 8;
   in.gate = rows_of(gate);
   in.up = rows_of(*e.w.up);
+  in.cut = cut_of(in.gate);
+  in.sums_at = in.candidate_at + in.routing.n_expert * 8;
+  const int in_tiles = n_used * tiles_of(gate) / blocks + 1;
+  const int in_shared = in.sums_at + 2 * in_tiles * kTileRows * in.cut.parts * 4;
   in.gate_mat = gate.mat_bytes;
   in.up_mat = e.w.up->mat_bytes;
   in.n_out = static_cast<int>(gate.n_out);
   in.n_mat = static_cast<int>(gate.n_mat);
   in.expert_begin = static_cast<int>(e.w.expert_begin);
-  in.lanes = std::max(lanes_for(in.gate), lanes_for(in.up));
   in.situ = e.situ;
   in.hidden = hidden;
   in.ids = e.ids.data;
@@ -295,10 +359,13 @@ bool fused_experts(const ExpertStep& e, float* hidden, std::size_t hidden_floats
   out.n_mat = in.n_mat;
   out.expert_begin = in.expert_begin;
   out.hidden = hidden;
-  const int out_shared = lay_out(out.staged, (n_used + n_part - 1) / n_part * n_in, true, false, 0);
+  const int most = (n_used + n_part - 1) / n_part;  // experts of a part
+  out.sums_at = lay_out(out.staged, most * n_in, true, false, 0);
   out.down = rows_of(down);
+  out.cut = cut_of(out.down);
+  const int out_tiles = tiles_of(down) / (blocks / n_part) + 1;
+  const int out_shared = out.sums_at + most * out_tiles * kTileRows * out.cut.parts * 4;
   out.down_mat = down.mat_bytes;
-  out.lanes = lanes_for(out.down);
   out.n_out = static_cast<int>(down.n_out);
   out.n_part = n_part;
   out.m = e.m.data;

@@ -26,15 +26,24 @@ struct Input {
   Staged staged;
 };
 
+// A matrix, its rows cut into parts of at most kMaxLoads loads a lane: a part of a set of rows is a warp's unit of work, so
+// that units are alike and few are left over.
+struct Matrix {
+  Rows rows;
+  int input;
+  int lanes;      // that share a row
+  int parts;      // of a row
+  int part_step;  // pieces from one part to the next
+};
+
 // Rows of y: a, or a joined with b.
 struct Group {
-  Rows a, b;
-  int a_input, b_input;
+  Matrix m[2];
+  int n_matrix;
   FusedProduct::Join join;
   Situ situ;
   float* y;
   int n_out;
-  int lanes;
   int row_cost;           // bytes read for one row
   long long cost_before;  // of the groups before this one
 };
@@ -43,6 +52,7 @@ struct Launch {
   Input input[kMaxInputs];
   Group group[kMaxGroups];
   int n_input, n_group;
+  int sums_at;  // offset in shared memory: the units' sums
   long long cost;
 };
 
@@ -89,6 +99,33 @@ __device__ __forceinline__ int first_row(const Group& g, long long at) {
   return static_cast<int>(max(0ll, min(row, static_cast<long long>(g.n_out))));
 }
 
+// This warp's units of a matrix's rows [r0, r1); sums[(row - r0) * parts + part]. `turn`: the warp whose turn the first
+// unit is; goes on from matrix to matrix, so that no warp takes every remainder.
+__device__ __forceinline__ void multiply_rows(const Launch& l, const Matrix& m, int r0, int r1,
+                                              const char* shared, float* sums, int& turn) {
+  const int per = 32 / m.lanes, lane = threadIdx.x % 32, sub = lane % m.lanes;
+  const int units = (r1 - r0 + per - 1) / per * m.parts;
+  const int warp = threadIdx.x / 32;
+  const Staged& s = l.input[m.input].staged;
+  for (int u = (warp - turn + kWarps) % kWarps; u < units; u += kWarps) {
+    const int set = u / m.parts, part = u - set * m.parts;
+    const int at = set * per + lane / m.lanes, row = r0 + min(at, r1 - r0 - 1);
+    const std::byte* p = m.rows.data + row * m.rows.row_bytes;
+    const int piece = part * m.part_step + sub;
+    float v = m.rows.codec == Codec::kQ8 ? unit_q8(m.rows, p, shared, s, piece, m.lanes)
+                                         : unit_f32(m.rows, p, shared, s, piece, m.lanes);
+    v = sum_lanes(v, m.lanes);
+    if (sub == 0 && at < r1 - r0) sums[at * m.parts + part] = v;
+  }
+  turn = (turn + units) % kWarps;
+}
+
+__device__ __forceinline__ float row_sum(const float* sums, int parts) {
+  float v = sums[0];
+  for (int p = 1; p < parts; ++p) v += sums[p];
+  return v;
+}
+
 __global__ void __launch_bounds__(kThreads, 1) product_kernel(const __grid_constant__ Launch l) {
   extern __shared__ __align__(128) char shared[];
   __shared__ float scratch[33];
@@ -98,27 +135,29 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const __grid_const
   wait_for_predecessor();
   for (int i = 0; i < l.n_input; ++i) stage(l.input[i], shared, scratch);
   __syncthreads();
-  const int lane = threadIdx.x % 32;
-  int warp =
-      threadIdx.x / 32;  // rotates from group to group, so that no warp takes every remainder
+  float* sums = reinterpret_cast<float*>(shared + l.sums_at);
+  int turn = 0;
   for (int k = 0; k < l.n_group; ++k) {
     const Group& g = l.group[k];
-    const int r0 = first_row(g, begin), r1 = first_row(g, end), per = 32 / g.lanes;
-    const int sub = lane % g.lanes;
-    int row = r0 + warp * per + lane / g.lanes;
-    for (; row - lane / g.lanes < r1; row += kWarps * per) {
-      const int own = min(row, r1 - 1);
-      float a = dot_row(g.a, own, shared, l.input[g.a_input].staged, 0, sub, g.lanes);
-      a = sum_lanes(a, g.lanes);
-      float b = 0;
-      if (g.join != FusedProduct::Join::kOne) {
-        b = dot_row(g.b, own, shared, l.input[g.b_input].staged, 0, sub, g.lanes);
-        b = sum_lanes(b, g.lanes);
-      }
-      if (sub == 0 && row < r1) g.y[row] = joined(g, a, b);
+    const int r0 = first_row(g, begin), r1 = first_row(g, end);
+    if (r0 >= r1) continue;
+    for (int i = 0; i < g.n_matrix; ++i) {
+      multiply_rows(l, g.m[i], r0, r1, shared, sums, turn);
+      sums += (r1 - r0) * g.m[i].parts;
     }
-    const int sets = (r1 - r0 + per - 1) / per;
-    warp = (warp + kWarps - sets % kWarps) % kWarps;
+  }
+  __syncthreads();
+  sums = reinterpret_cast<float*>(shared + l.sums_at);
+  for (int k = 0; k < l.n_group; ++k) {
+    const Group& g = l.group[k];
+    const int r0 = first_row(g, begin), n = max(first_row(g, end) - r0, 0);
+    const float* second = sums + n * g.m[0].parts;
+    for (int at = threadIdx.x; at < n; at += kThreads) {
+      const float a = row_sum(sums + at * g.m[0].parts, g.m[0].parts);
+      const float b = g.n_matrix > 1 ? row_sum(second + at * g.m[1].parts, g.m[1].parts) : 0.0f;
+      g.y[r0 + at] = joined(g, a, b);
+    }
+    sums += n * (g.m[0].parts + (g.n_matrix > 1 ? g.m[1].parts : 0));
   }
 }
 
@@ -149,30 +188,44 @@ bool need(const Weight& w, Input& in) {
   return true;
 }
 
+bool make_matrix(const FusedProduct::Term& t, Launch& l, Matrix& m) {
+  if (t.w->empty() || !need(*t.w, l.input[t.operand])) return false;
+  m.rows = rows_of(*t.w);
+  m.input = t.operand;
+  m.lanes = lanes_for(m.rows);
+  const int loads = (pieces_of(m.rows) + m.lanes - 1) / m.lanes;
+  m.parts = (loads + kMaxLoads - 1) / kMaxLoads;
+  m.part_step = (loads + m.parts - 1) / m.parts * m.lanes;
+  return true;
+}
+
 bool make_group(const FusedProduct& p, std::span<const Operand> operands, Launch& l) {
   Group& g = l.group[l.n_group];
-  if (p.y.rows != 1 || p.a.w->empty() || !need(*p.a.w, l.input[p.a.operand])) return false;
   g = {};
-  g.a = rows_of(*p.a.w);
-  g.a_input = p.a.operand;
   g.join = p.join;
+  g.n_matrix = p.join == FusedProduct::Join::kOne ? 1 : 2;
+  if (p.y.rows != 1 || !make_matrix(p.a, l, g.m[0])) return false;
+  if (g.n_matrix > 1 && (!make_matrix(p.b, l, g.m[1]) || p.b.w->n_out != p.a.w->n_out))
+    return false;
   g.situ = operands[static_cast<std::size_t>(p.a.operand)].situ;
   g.y = p.y.data;
   g.n_out = static_cast<int>(p.y.cols);
-  g.lanes = lanes_for(g.a);
-  g.row_cost = static_cast<int>(g.a.row_bytes);
-  if (p.join != FusedProduct::Join::kOne) {
-    if (p.b.w->empty() || p.b.w->n_out != p.a.w->n_out || !need(*p.b.w, l.input[p.b.operand]))
-      return false;
-    g.b = rows_of(*p.b.w);
-    g.b_input = p.b.operand;
-    g.lanes = std::max(g.lanes, lanes_for(g.b));
-    g.row_cost += static_cast<int>(g.b.row_bytes);
-  }
+  for (int i = 0; i < g.n_matrix; ++i) g.row_cost += static_cast<int>(g.m[i].rows.row_bytes);
   g.cost_before = l.cost;
   l.cost += static_cast<long long>(g.row_cost) * g.n_out;
   ++l.n_group;
   return true;
+}
+
+// Bytes of the sums of the block with the most rows: its share of every group, rounded up.
+int sums_bytes(const Launch& l, int blocks) {
+  long long floats = 0;
+  for (int k = 0; k < l.n_group; ++k) {
+    const Group& g = l.group[k];
+    const long long rows = std::min<long long>(g.n_out, l.cost / blocks / g.row_cost + 2);
+    for (int i = 0; i < g.n_matrix; ++i) floats += rows * g.m[i].parts;
+  }
+  return static_cast<int>(std::min<long long>(floats * 4, 1 << 30));
 }
 
 int multiprocessors() {
@@ -209,6 +262,8 @@ bool fused_products(std::span<const Operand> operands, std::span<const FusedProd
     Staged& s = l.input[i].staged;
     shared = lay_out(s, s.n, s.quantised, s.f32 >= 0, shared);
   }
+  l.sums_at = shared;
+  shared += sums_bytes(l, device_blocks());
   if (shared > kMaxShared) return false;
   static const cudaError_t raised =
       cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxShared);

@@ -28,6 +28,8 @@ enum class Codec : int { kF32, kQ8, kIq1s };
 struct Staged {
   int n = 0;
   int half_bytes = 0;
+  int pad =
+      0;  // bytes between runs of four groups: lanes that read four groups each meet no bank twice with 16
   int hi = 0, lo = 0;      // offsets in shared memory, bytes
   int scale = 0, sum = 0;  // f32 per group of 32: scale of q, and sum of the group's values
   int f32 = -1;            // the values themselves, or -1
@@ -106,13 +108,6 @@ __device__ __forceinline__ int4 load_stream(const void* p) {
       : "l"(p));
   return v;
 }
-__device__ __forceinline__ uint2 load_stream8(const void* p) {
-  uint2 v;
-  asm("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];"
-      : "=r"(v.x), "=r"(v.y)
-      : "l"(p));
-  return v;
-}
 __device__ __forceinline__ float half_at(const std::byte* p) {
   return __half2float(__ldg(reinterpret_cast<const __half*>(p)));
 }
@@ -132,114 +127,143 @@ __device__ __forceinline__ int dot16(const int4& w, const int4& x) {
   return __dp4a(w.w, x.w, __dp4a(w.z, x.z, __dp4a(w.y, x.y, __dp4a(w.x, x.x, 0))));
 }
 
-// This lane's part of row . x; lanes sub = 0 .. lanes-1 share the row.
-__device__ __forceinline__ float dot_q8(const Rows& m, const std::byte* row, const char* shared,
-                                        const Staged& s, int x_granule, int sub, int lanes) {
+// A unit of work: up to kMaxLoads pieces of 16 bytes of a row, `lanes` apart, from `piece` on. This lane's part of row . x.
+__device__ __forceinline__ float unit_q8(const Rows& m, const std::byte* row, const char* shared,
+                                         const Staged& s, int piece, int lanes) {
   const int n = m.n_in / 16;
+  int4 w[kMaxLoads];
+  float d[kMaxLoads];
+#pragma unroll
+  for (int u = 0; u < kMaxLoads; ++u) {
+    const int g = piece + u * lanes;
+    w[u] = g < n ? load_stream(row + g * 16) : int4{};
+    d[u] = g < n ? half_at(row + m.scales + g / 2 * 2) : 0.0f;
+  }
   float acc = 0;
-  for (int g0 = sub; g0 < n; g0 += lanes * kMaxLoads) {
-    int4 w[kMaxLoads];
-    float d[kMaxLoads];
 #pragma unroll
-    for (int u = 0; u < kMaxLoads; ++u) {
-      const int g = g0 + u * lanes;
-      w[u] = g < n ? load_stream(row + g * 16) : int4{};
-      d[u] = g < n ? half_at(row + m.scales + g / 2 * 2) : 0.0f;
-    }
-#pragma unroll
-    for (int u = 0; u < kMaxLoads; ++u) {
-      const int g = x_granule + min(g0 + u * lanes, n - 1);
-      const int at = (g & 1) * s.half_bytes + (g >> 1) * 16;
-      const int4 hi = *reinterpret_cast<const int4*>(shared + s.hi + at);
-      const int4 lo = *reinterpret_cast<const int4*>(shared + s.lo + at);
-      const int q = dot16(w[u], hi) * 128 + dot16(w[u], lo);
-      const float scale = reinterpret_cast<const float*>(shared + s.scale)[g >> 1];
-      acc = fmaf(d[u] * scale, static_cast<float>(q), acc);
-    }
+  for (int u = 0; u < kMaxLoads; ++u) {
+    const int g = min(piece + u * lanes, n - 1);
+    const int at = (g & 1) * s.half_bytes + (g >> 1) * 16;
+    const int4 hi = *reinterpret_cast<const int4*>(shared + s.hi + at);
+    const int4 lo = *reinterpret_cast<const int4*>(shared + s.lo + at);
+    const int q = dot16(w[u], hi) * 128 + dot16(w[u], lo);
+    const float scale = reinterpret_cast<const float*>(shared + s.scale)[g >> 1];
+    acc = fmaf(d[u] * scale, static_cast<float>(q), acc);
   }
   return acc;
 }
 
-__device__ __forceinline__ int dot_codes(std::uint32_t w, const int4& x, int acc) {
-  acc = __dp4a(static_cast<int>(w & 0x03030303u), x.x, acc);
-  acc = __dp4a(static_cast<int>(w >> 2 & 0x03030303u), x.y, acc);
-  acc = __dp4a(static_cast<int>(w >> 4 & 0x03030303u), x.z, acc);
-  return __dp4a(static_cast<int>(w >> 6 & 0x03030303u), x.w, acc);
-}
-
-__device__ __forceinline__ float dot_iq1s(const Rows& m, const std::byte* row, const char* shared,
-                                          const Staged& s, int x_granule, int sub, int lanes) {
-  const int n = m.n_in / 32;
-  float acc = 0;
-  for (int g0 = sub; g0 < n; g0 += lanes * kMaxLoads) {
-    uint2 w[kMaxLoads];
-    float d[kMaxLoads];
-    unsigned code[kMaxLoads];
-#pragma unroll
-    for (int u = 0; u < kMaxLoads; ++u) {
-      const int g = g0 + u * lanes;
-      const bool here = g < n;
-      w[u] = here ? load_stream8(row + g * 8) : uint2{};
-      code[u] = here ? __ldg(reinterpret_cast<const std::uint8_t*>(row + m.scales + g / 2)) : 0u;
-      d[u] = here ? half_at(row + m.d + (m.first / 32 + g) / 8 * 2) : 0.0f;
-    }
-#pragma unroll
-    for (int u = 0; u < kMaxLoads; ++u) {
-      const int own = min(g0 + u * lanes, n - 1), g = x_granule / 2 + own;
-      const char* hi = shared + s.hi + g * 16;
-      const char* lo = shared + s.lo + g * 16;
-      const int4 hi0 = *reinterpret_cast<const int4*>(hi),
-                 hi1 = *reinterpret_cast<const int4*>(hi + s.half_bytes);
-      const int4 lo0 = *reinterpret_cast<const int4*>(lo),
-                 lo1 = *reinterpret_cast<const int4*>(lo + s.half_bytes);
-      const int q = dot_codes(w[u].y, hi1, dot_codes(w[u].x, hi0, 0)) * 128 +
-                    dot_codes(w[u].y, lo1, dot_codes(w[u].x, lo0, 0));
-      const unsigned c = code[u] >> (own % 2 * 4);
-      const float scale = d[u] * static_cast<float>(2 * (c & 7) + 1);
-      const float delta = c & 8 ? -1.125f : -0.875f;
-      const float x_scale = reinterpret_cast<const float*>(shared + s.scale)[g];
-      const float x_sum = reinterpret_cast<const float*>(shared + s.sum)[g];
-      acc = fmaf(scale, fmaf(delta, x_sum, x_scale * static_cast<float>(q)), acc);
-    }
-  }
-  return acc;
-}
-
-__device__ __forceinline__ float dot_f32(const Rows& m, const std::byte* row, const char* shared,
-                                         const Staged& s, int sub, int lanes) {
+__device__ __forceinline__ float unit_f32(const Rows& m, const std::byte* row, const char* shared,
+                                          const Staged& s, int piece, int lanes) {
   const int n = m.n_in / 4;
+  int4 w[kMaxLoads];
+#pragma unroll
+  for (int u = 0; u < kMaxLoads; ++u) {
+    const int g = piece + u * lanes;
+    w[u] = g < n ? load_stream(row + g * 16) : int4{};
+  }
   float acc = 0;
-  for (int g0 = sub; g0 < n; g0 += lanes * kMaxLoads) {
-    int4 w[kMaxLoads];
 #pragma unroll
-    for (int u = 0; u < kMaxLoads; ++u) {
-      const int g = g0 + u * lanes;
-      w[u] = g < n ? load_stream(row + g * 16) : int4{};
-    }
-#pragma unroll
-    for (int u = 0; u < kMaxLoads; ++u) {
-      const int g = min(g0 + u * lanes, n - 1);
-      const float4 x = *reinterpret_cast<const float4*>(shared + s.f32 + g * 16);
-      acc = fmaf(__int_as_float(w[u].x), x.x, acc);
-      acc = fmaf(__int_as_float(w[u].y), x.y, acc);
-      acc = fmaf(__int_as_float(w[u].z), x.z, acc);
-      acc = fmaf(__int_as_float(w[u].w), x.w, acc);
-    }
+  for (int u = 0; u < kMaxLoads; ++u) {
+    const int g = min(piece + u * lanes, n - 1);
+    const float4 x = *reinterpret_cast<const float4*>(shared + s.f32 + g * 16);
+    acc = fmaf(__int_as_float(w[u].x), x.x, acc);
+    acc = fmaf(__int_as_float(w[u].y), x.y, acc);
+    acc = fmaf(__int_as_float(w[u].z), x.z, acc);
+    acc = fmaf(__int_as_float(w[u].w), x.w, acc);
   }
   return acc;
 }
 
-// x_granule: where in the staged vector (16 values each) the row's first element meets it; even for kIq1s.
-__device__ __forceinline__ float dot_row(const Rows& m, std::int64_t row, const char* shared,
-                                         const Staged& s, int x_granule, int sub, int lanes) {
-  const std::byte* p = m.data + row * m.row_bytes;
-  switch (m.codec) {
-    case Codec::kQ8:
-      return dot_q8(m, p, shared, s, x_granule, sub, lanes);
-    case Codec::kIq1s:
-      return dot_iq1s(m, p, shared, s, x_granule, sub, lanes);
-    default:
-      return dot_f32(m, p, shared, s, sub, lanes);
+// ---- IQ1_S: tiles of 16 rows on the tensor cores --------------------------------------------------------------------------
+// A piece is 128 weights of a row, four groups; a tile takes the piece of 16 rows. In the multiply-accumulate of 16 rows, 8
+// columns and 32 inner places, lane 4 r + t holds places of rows r and r + 8. Which weights those are is free as long as the
+// other operand agrees: here the lane holds group t, in four instructions of 8 weights each. The other operand's columns
+// 2 t and 2 t + 1 are hi and lo of group t, and zero at the places of other groups, so that the products of four groups
+// stay apart and lane 4 r + t gets both of its own group's.
+
+struct Iq1sGroup {
+  uint2 codes;
+  unsigned scale;  // the piece's four nibbles
+  float d;
+};
+
+__device__ __forceinline__ Iq1sGroup load_group(const Rows& m, const std::byte* row, int piece,
+                                                int t, bool here) {
+  Iq1sGroup g{};
+  if (!here) return g;
+  asm("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];"
+      : "=r"(g.codes.x), "=r"(g.codes.y)
+      : "l"(row + piece * 32 + t * 8));
+  g.scale = __ldg(reinterpret_cast<const std::uint16_t*>(row + m.scales + piece * 2));
+  g.d = half_at(row + m.d + (m.first / 128 + piece) / 2 * 2);
+  return g;
+}
+
+__device__ __forceinline__ void multiply(int (&c)[4], unsigned a0, unsigned a1, unsigned a2,
+                                         unsigned a3, unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// What group t of a row adds: q = hi * 128 + lo of its codes with the activations.
+__device__ __forceinline__ float group_part(const Iq1sGroup& g, int t, int hi, int lo,
+                                            float x_scale, float x_sum) {
+  const unsigned c = g.scale >> (4 * t);
+  const float scale = g.d * static_cast<float>(2 * (c & 7) + 1);
+  const float delta = c & 8 ? -1.125f : -0.875f;
+  return scale * fmaf(delta, x_sum, x_scale * static_cast<float>(hi * 128 + lo));
+}
+
+// Pieces [begin, end) of kMats matrices' tiles, which meet the staged vector at group x_group: acc[m][0], acc[m][1] are
+// this lane's parts of rows r and r + 8, to be summed over t. row[m][i]: those rows.
+template <int kMats>
+__device__ __forceinline__ void add_tile(const Rows (&m)[kMats],
+                                         const std::byte* const (&row)[kMats][2],
+                                         const char* shared, const Staged& s, int x_group,
+                                         int begin, int end, float (&acc)[kMats][2]) {
+  constexpr int kAhead = 6 / kMats;  // pieces in flight
+  const int lane = threadIdx.x % 32, t = lane % 4, r = lane / 4;
+  const char* plane = shared + (r % 2 == 0 ? s.hi : s.lo);
+  for (int p0 = begin; p0 < end; p0 += kAhead) {
+    Iq1sGroup g[kAhead][kMats][2];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+#pragma unroll
+      for (int k = 0; k < kMats; ++k) {
+        g[u][k][0] = load_group(m[k], row[k][0], p0 + u, t, p0 + u < end);
+        g[u][k][1] = load_group(m[k], row[k][1], p0 + u, t, p0 + u < end);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      if (p0 + u >= end) break;
+      const int own = x_group + 4 * (p0 + u) + t;
+      int4 even{}, odd{};
+      if (r / 2 == t) {
+        even = *reinterpret_cast<const int4*>(plane + own * 16);
+        odd = *reinterpret_cast<const int4*>(plane + own * 16 + s.half_bytes);
+      }
+      const float x_scale = reinterpret_cast<const float*>(shared + s.scale)[own];
+      const float x_sum = reinterpret_cast<const float*>(shared + s.sum)[own];
+#pragma unroll
+      for (int k = 0; k < kMats; ++k) {
+        const uint2 a = g[u][k][0].codes, b = g[u][k][1].codes;
+        constexpr unsigned kMask = 0x03030303u;
+        int c[4] = {};
+        multiply(c, a.x & kMask, b.x & kMask, a.y & kMask, b.y & kMask, even.x, odd.x);
+        multiply(c, a.x >> 2 & kMask, b.x >> 2 & kMask, a.y >> 2 & kMask, b.y >> 2 & kMask, even.y,
+                 odd.y);
+        multiply(c, a.x >> 4 & kMask, b.x >> 4 & kMask, a.y >> 4 & kMask, b.y >> 4 & kMask, even.z,
+                 odd.z);
+        multiply(c, a.x >> 6 & kMask, b.x >> 6 & kMask, a.y >> 6 & kMask, b.y >> 6 & kMask, even.w,
+                 odd.w);
+        acc[k][0] += group_part(g[u][k][0], t, c[0], c[1], x_scale, x_sum);
+        acc[k][1] += group_part(g[u][k][1], t, c[2], c[3], x_scale, x_sum);
+      }
+    }
   }
 }
 
@@ -255,7 +279,7 @@ __device__ __forceinline__ float sum_lanes(float v, int lanes) {
 int device_blocks();
 
 inline bool has_codec(const Weight& w) {
-  if (w.layout == kPlanes) return true;
+  if (w.layout == kPlanes) return w.type == BlockType::kQ8_0;
   return w.type == BlockType::kF32 && w.n_in % 4 == 0 && w.first % 4 == 0;
 }
 
@@ -276,11 +300,12 @@ inline Rows rows_of(const Weight& w) {
   return r;
 }
 
+inline int pieces_of(const Rows& r) { return r.n_in / (r.codec == Codec::kF32 ? 4 : 16); }
+
 // As few lanes a row as keep a lane's loads within kMaxLoads: short rows would leave lanes without work.
 inline int lanes_for(const Rows& r) {
-  const int loads = r.n_in / (r.codec == Codec::kF32 ? 4 : r.codec == Codec::kQ8 ? 16 : 32);
   int lanes = 4;
-  while (lanes < 32 && (loads + lanes - 1) / lanes > kMaxLoads) lanes *= 2;
+  while (lanes < 32 && (pieces_of(r) + lanes - 1) / lanes > kMaxLoads) lanes *= 2;
   return lanes;
 }
 

@@ -39,10 +39,10 @@ std::vector<std::byte> random_weights(BlockType type, std::int64_t n, unsigned s
 // A weight on both backends.
 struct TwinWeight {
   TwinWeight(Backend& exact, Backend& fast, BlockType type, std::int64_t n_in, std::int64_t n_out,
-             unsigned seed, std::int64_t n_mat = 1)
-      : bytes(random_weights(type, n_in * n_out * n_mat, seed)) {
-    const std::array<std::int64_t, 3> dims{n_in, n_out, n_mat};
-    const HostBox box{type, dims, {0, 0, 0}, dims, bytes.data()};
+             unsigned seed, std::int64_t n_mat = 1, std::int64_t first = 0)
+      : bytes(random_weights(type, (first + n_in) * n_out * n_mat, seed)) {
+    const std::array<std::int64_t, 3> dims{first + n_in, n_out, n_mat};
+    const HostBox box{type, dims, {first, 0, 0}, dims, bytes.data()};
     on_exact = exact.load(box, storage);
     on_fast = fast.load(box, storage);
   }
@@ -69,7 +69,9 @@ double difference(const std::vector<float>& got, const std::vector<float>& want)
 }
 
 // Activations are rounded to 15 bits, which leaves about 2^-15 / sqrt(n) of a sum; f32 sums add as much.
-constexpr double kTolerance = 2e-5;
+constexpr double kTolerance = 1e-4;
+// situ multiplies two saturating functions: where sums are many times beta, it magnifies what they differ by.
+constexpr double kSituTolerance = 1e-3;
 
 TEST_CASE(
     "products of one vector with rows of several types, joined or not, are those of the ops") {
@@ -109,7 +111,7 @@ TEST_CASE(
     }
     for (std::size_t i = 0; i < got.size(); ++i) {
       CAPTURE(i);
-      CHECK(difference(got[i], want[i]) < kTolerance);
+      CHECK(difference(got[i], want[i]) < (i == 2 ? kSituTolerance : kTolerance));
     }
   }
 }
@@ -180,9 +182,7 @@ TEST_CASE("routing and experts in two launches choose and weigh as route and exp
     CAPTURE(c.first);
     const TwinWeight gate(*b.exact, *b.fast, BlockType::kIQ1_S, c.latent, c.ffn, 1, c.held),
         up(*b.exact, *b.fast, BlockType::kIQ1_S, c.latent, c.ffn, 2, c.held),
-        down(*b.exact, *b.fast,
-             c.latent % 256 == 0 && c.ffn % 256 == 0 ? BlockType::kIQ1_S : BlockType::kQ8_0, c.ffn,
-             c.latent, 3, c.held);
+        down(*b.exact, *b.fast, BlockType::kIQ1_S, c.ffn, c.latent, 3, c.held, c.ffn % 256);
     for (unsigned seed = 10; seed < 15; ++seed) {
       auto logits = random_values(c.n_expert, seed, -4, 4);
       const auto bias = random_values(c.n_expert, seed + 100, 0, 0.2f),
@@ -226,7 +226,7 @@ TEST_CASE("routing and experts in two launches choose and weigh as route and exp
       double largest = 0;
       for (const float v : want) largest = std::max(largest, std::abs(static_cast<double>(v)));
       if (largest > 0) {
-        CHECK(difference(got, want) < kTolerance);
+        CHECK(difference(got, want) < kSituTolerance);
       } else {
         CHECK(got == want);
       }
