@@ -366,6 +366,7 @@ void add_world_options(Options& o, RunConfig& c) {
 }
 
 void add_sequence_options(Options& o, RunConfig& c, const std::string& ctx_default) {
+  c.cache_auto = true;
   o.group("Sequence");
   o.number("--ctx", "N", c.n_ctx,
            "Positions kept: prompt and generated tokens together. 0: " + ctx_default +
