@@ -36,28 +36,49 @@ struct Ports {
   std::uint64_t *full, *empty;
 };
 
-__device__ __forceinline__ void copy_tokens(const Grouped& g, const Ports& p) {
-  const char* x = reinterpret_cast<const char*>(g.x.data);
-  const int n_item = *g.rows.n_tile * g.row_tiles;
-  Ring<kStages> ring;
-  for (int i = static_cast<int>(blockIdx.x); i < n_item; i += static_cast<int>(gridDim.x)) {
-    const int4 tile = g.rows.tiles[i / g.row_tiles];
-    const auto bytes = static_cast<std::uint32_t>(columns_of(tile.z) * kPanelRow);
-    for (std::int64_t k = 0; k < g.x.n_panel; ++k) {
-      barrier_wait(&p.empty[ring.stage], ring.parity ^ 1);
-      barrier_expect(&p.full[ring.stage], bytes);
-      bulk_load(p.x + ring.stage * kStageBytes, x + (k * g.x.rows + tile.y) * kPanelRow, bytes,
-                &p.full[ring.stage]);
-      ring.next();
-    }
-  }
-}
-
 // The weight row of matrix half b, row i of this group's 64.
 template <bool kGated>
 __device__ __forceinline__ std::int64_t weight_row(int row_tile, int group, int b, int i) {
   if constexpr (kGated) return element_of_slot((row_tile * 2 + group) * kPanel + i);
   return (row_tile * 2 + group) * 128 + b * 64 + i;
+}
+
+// One of the 256 weight rows of an item, to L2: a lane takes rows lane, lane + 32, ... as `part` goes from 0 to 7.
+template <bool kGated>
+__device__ __forceinline__ void prefetch_rows(const Grouped& g, int item, int n_item, int part) {
+  if (item >= n_item) return;
+  const int expert = g.rows.tiles[item / g.row_tiles].x, lane = threadIdx.x % 32;
+  const Weight& w = g.w[part % 2];
+  const std::int64_t row =
+      weight_row<kGated>(item % g.row_tiles, part / 4, part % 2, part / 2 % 2 * 32 + lane);
+  if (row < w.n_out)
+    bulk_prefetch(w.data + expert * w.mat_bytes + row * w.row_bytes,
+                  static_cast<std::uint32_t>(w.row_bytes));
+}
+
+// By one warp: tokens into the ring, and the weights of the next item on their way.
+template <bool kGated>
+__device__ __forceinline__ void copy_tokens(const Grouped& g, const Ports& p) {
+  const char* x = reinterpret_cast<const char*>(g.x.data);
+  const int n_item = *g.rows.n_tile * g.row_tiles, n_panel = static_cast<int>(g.x.n_panel),
+            every = max(n_panel / 8, 1);
+  Ring<kStages> ring;
+  for (int i = static_cast<int>(blockIdx.x); i < n_item; i += static_cast<int>(gridDim.x)) {
+    const int4 tile = g.rows.tiles[i / g.row_tiles];
+    const auto bytes = static_cast<std::uint32_t>(columns_of(tile.z) * kPanelRow);
+    for (int k = 0; k < n_panel; ++k) {
+      if (k % every == 0 && k / every < 8)
+        prefetch_rows<kGated>(g, i + static_cast<int>(gridDim.x), n_item, k / every);
+      if (threadIdx.x == 0) {
+        barrier_wait(&p.empty[ring.stage], ring.parity ^ 1);
+        barrier_expect(&p.full[ring.stage], bytes);
+        bulk_load(p.x + ring.stage * kStageBytes, x + (k * g.x.rows + tile.y) * kPanelRow, bytes,
+                  &p.full[ring.stage]);
+      }
+      __syncwarp();
+      ring.next();
+    }
+  }
 }
 
 // acc[b] = this group's 64 rows of half b against kN tokens.
@@ -126,9 +147,17 @@ __device__ __forceinline__ void multiply(const Grouped& g, const Ports& p, Ring<
   if (threadIdx.x % 128 == 0) barrier_arrive(&p.empty[before]);
 }
 
-__device__ __forceinline__ float situ_value(float g, float u, const Situ& p) {
-  const float gate = p.beta * tanhf(g / p.beta) * sigmoid(g);
-  return gate * (p.lambda > 0 ? p.lambda * tanhf(u / p.lambda) : u);
+// Good to 1e-6 of the largest value, which f16 then rounds to 5e-4 of its own.
+__device__ __forceinline__ float fast_sigmoid(float x) {
+  return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+__device__ __forceinline__ float fast_tanh(float x) {
+  return 1.0f - __fdividef(2.0f, 1.0f + __expf(fminf(2.0f * x, 60.0f)));
+}
+__device__ __forceinline__ float situ_value(float g, float u, const Situ& p, float per_beta,
+                                            float per_lambda) {
+  const float gate = p.beta * fast_tanh(g * per_beta) * fast_sigmoid(g);
+  return gate * (p.lambda > 0 ? p.lambda * fast_tanh(u * per_lambda) : u);
 }
 
 // value(index of a sum, token) of this group's 64 rows, turned round through shared memory into rows of an output panel.
@@ -167,9 +196,10 @@ __device__ __forceinline__ void one_item(const Grouped& g, const Ports& p, Ring<
   const std::int64_t part = row_tile * 2 + group;
   if constexpr (kGated) {
     const float* scale = g.rows.scale + tile.y;
+    const float per_beta = 1.0f / g.situ.beta, per_lambda = 1.0f / g.situ.lambda;
     store_panel<kN>(g.out, part, tile, staging, group, [&](int i, int n) {
       const float s = n < tile.z ? scale[n] * Decoder::kFactor : 0.0f;
-      return situ_value(acc0[i] * s, acc1[i] * s, g.situ) * g.out_scale;
+      return situ_value(acc0[i] * s, acc1[i] * s, g.situ, per_beta, per_lambda) * g.out_scale;
     });
   } else {
     const float factor = g.out_scale * Decoder::kFactor;
@@ -223,10 +253,10 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
   __syncthreads();
   const int group = static_cast<int>(threadIdx.x / 128) - 1;
   if (group < 0) {
-    fewer_registers<24>();
-    if (threadIdx.x == 0) copy_tokens(g, p);
+    fewer_registers<40>();
+    if (threadIdx.x < 32) copy_tokens<kGated>(g, p);
   } else {
-    more_registers<240>();
+    more_registers<232>();
     multiply_items<Decoder, kGated>(g, p, group);
     // The last stores read shared memory that goes with the block.
     if (threadIdx.x % 128 == 0) bulk_store_wait();
