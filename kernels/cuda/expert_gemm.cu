@@ -11,7 +11,8 @@ namespace k3::cuda {
 namespace {
 
 constexpr int kStages = 6;
-constexpr int kThreads = 384;  // a warpgroup that copies, two that multiply
+constexpr int kGroups = 4;     // warpgroups that multiply, 64 weight rows each
+constexpr int kThreads = 640;  // and one that copies
 constexpr int kStageBytes = kMaxTile * kPanelRow;
 constexpr int kStagingBytes = kMaxTile * kPanelRow;  // one output panel
 constexpr std::size_t kShared = 1024 + kStages * kStageBytes + 4 * kStagingBytes + 2 * kStages * 8;
@@ -36,21 +37,28 @@ struct Ports {
   std::uint64_t *full, *empty;
 };
 
-// The weight row of matrix half b, row i of this group's 64.
+// Which weight a thread's row r (of its two, 8 apart) is. Gate and up of one feature are the two rows of one thread, so that
+// situ needs no exchange: an item is 128 features of both, in slot order, or 256 rows of down.
+struct WeightRow {
+  int matrix;
+  std::int64_t row;
+};
 template <bool kGated>
-__device__ __forceinline__ std::int64_t weight_row(int row_tile, int group, int b, int i) {
-  if constexpr (kGated) return element_of_slot((row_tile * 2 + group) * kPanel + i);
-  return (row_tile * 2 + group) * 128 + b * 64 + i;
+__device__ __forceinline__ WeightRow weight_row(int row_tile, int group, int r) {
+  const int warp = threadIdx.x % 128 / 32, at = threadIdx.x % 32 / 4;
+  if constexpr (kGated) return {r, element_of_slot(row_tile * 128 + group * 32 + warp * 8 + at)};
+  return {0, row_tile * 256 + group * 64 + warp * 16 + at + 8 * r};
 }
 
-// One of the 256 weight rows of an item, to L2: a lane takes rows lane, lane + 32, ... as `part` goes from 0 to 7.
+// Weight rows of an item to L2: a lane takes one as `part` goes from 0 to 7.
 template <bool kGated>
 __device__ __forceinline__ void prefetch_rows(const Grouped& g, int item, int n_item, int part) {
   if (item >= n_item) return;
-  const int expert = g.rows.tiles[item / g.row_tiles].x, lane = threadIdx.x % 32;
-  const Weight& w = g.w[part % 2];
-  const std::int64_t row =
-      weight_row<kGated>(item % g.row_tiles, part / 4, part % 2, part / 2 % 2 * 32 + lane);
+  const int expert = g.rows.tiles[item / g.row_tiles].x, row_tile = item % g.row_tiles,
+            lane = threadIdx.x % 32;
+  const Weight& w = g.w[kGated ? part % 2 : 0];
+  const std::int64_t row = kGated ? element_of_slot(row_tile * 128 + part / 2 * 32 + lane)
+                                  : row_tile * 256 + part * 32 + lane;
   if (row < w.n_out)
     bulk_prefetch(w.data + expert * w.mat_bytes + row * w.row_bytes,
                   static_cast<std::uint32_t>(w.row_bytes));
@@ -81,56 +89,43 @@ __device__ __forceinline__ void copy_tokens(const Grouped& g, const Ports& p) {
   }
 }
 
-// acc[b] = this group's 64 rows of half b against kN tokens.
+// acc = this group's 64 weight rows against kN tokens.
 template <class Decoder, bool kGated, int kN>
 __device__ __forceinline__ void multiply(const Grouped& g, const Ports& p, Ring<kStages>& ring,
-                                         int expert, int row_tile, int group, float (&acc0)[kN / 2],
-                                         float (&acc1)[kN / 2]) {
-  const int lane = threadIdx.x % 32, i0 = threadIdx.x % 128 / 32 * 16 + lane / 4;
+                                         int expert, int row_tile, int group,
+                                         float (&acc)[kN / 2]) {
   const Decoder decoder(g.w[0]);
-  typename Decoder::Row row[2][2];
-  typename Decoder::Packed next[2][2];
-  const std::int64_t k0 = lane % 4 * 32;
+  typename Decoder::Row row[2];
+  typename Decoder::Packed next[2];
+  const std::int64_t k0 = threadIdx.x % 4 * 32, n_k = g.x.n_panel * kPanel;
 #pragma unroll
-  for (int b = 0; b < 2; ++b) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      row[b][r] = Decoder::row(g.w[b], expert, weight_row<kGated>(row_tile, group, b, i0 + 8 * r));
-      next[b][r] = decoder.load(row[b][r], k0);
-    }
+  for (int r = 0; r < 2; ++r) {
+    const WeightRow at = weight_row<kGated>(row_tile, group, r);
+    row[r] = Decoder::row(g.w[at.matrix], expert, at.row);
+    next[r] = decoder.load(row[r], k0);
   }
-  const std::int64_t n_k = g.x.n_panel * kPanel;
   int before = -1;
   for (std::int64_t k = 0; k < n_k; k += kSlotBlock) {
-    typename Decoder::Packed now[2][2];
-    typename Decoder::Scale scale[2][2];
+    typename Decoder::Packed now[2];
+    typename Decoder::Scale scale[2];
 #pragma unroll
-    for (int b = 0; b < 2; ++b) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        now[b][r] = next[b][r];
-        scale[b][r] = Decoder::scale(now[b][r]);
-        if (k + kSlotBlock < n_k) next[b][r] = decoder.load(row[b][r], k + kSlotBlock + k0);
-      }
+    for (int r = 0; r < 2; ++r) {
+      now[r] = next[r];
+      scale[r] = Decoder::scale(now[r]);
+      if (k + kSlotBlock < n_k) next[r] = decoder.load(row[r], k + kSlotBlock + k0);
     }
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
-      std::uint32_t f[2][2][4];
+      std::uint32_t f[2][4];
 #pragma unroll
-      for (int b = 0; b < 2; ++b) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) Decoder::octet(now[b][r], scale[b][r], o, f[b][r]);
-      }
+      for (int r = 0; r < 2; ++r) Decoder::octet(now[r], scale[r], o, f[r]);
       if (o % 2 == 0) barrier_wait(&p.full[ring.stage], ring.parity);
       const std::uint64_t x = operand(p.x + ring.stage * kStageBytes) + o % 2 * 4;
       mma_fence();
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        Wgmma<kN>::rs(acc0, f[0][0][2 * step], f[0][1][2 * step], f[0][0][2 * step + 1],
-                      f[0][1][2 * step + 1], x + 2 * step);
-        Wgmma<kN>::rs(acc1, f[1][0][2 * step], f[1][1][2 * step], f[1][0][2 * step + 1],
-                      f[1][1][2 * step + 1], x + 2 * step);
-      }
+      for (int step = 0; step < 2; ++step)
+        Wgmma<kN>::rs(acc, f[0][2 * step], f[1][2 * step], f[0][2 * step + 1], f[1][2 * step + 1],
+                      x + 2 * step);
       mma_commit();
       mma_wait<1>();
       if (o % 2 == 0) {
@@ -142,8 +137,7 @@ __device__ __forceinline__ void multiply(const Grouped& g, const Ports& p, Ring<
     }
   }
   mma_wait<0>();
-  hold(acc0);
-  hold(acc1);
+  hold(acc);
   if (threadIdx.x % 128 == 0) barrier_arrive(&p.empty[before]);
 }
 
@@ -160,54 +154,56 @@ __device__ __forceinline__ float situ_value(float g, float u, const Situ& p, flo
   return gate * (p.lambda > 0 ? p.lambda * fast_tanh(u * per_lambda) : u);
 }
 
-// value(index of a sum, token) of this group's 64 rows, turned round through shared memory into rows of an output panel.
-template <int kN, class Value>
-__device__ __forceinline__ void store_panel(const Panels& out, std::int64_t panel, const int4& tile,
-                                            char* staging, int group, const Value& value) {
-  const int lane = threadIdx.x % 32, i0 = threadIdx.x % 128 / 32 * 16 + lane / 4;
-  if (threadIdx.x % 128 == 0) bulk_store_wait();
-  group_sync(group);
+// Sums to rows of output panels, turned round through shared memory. Gated: two groups fill one panel, a thread one feature of
+// it; else a group fills its own.
+template <class Decoder, bool kGated, int kN>
+__device__ __forceinline__ void store_sums(const Grouped& g, const Ports& p, const int4& tile,
+                                           int row_tile, int group, const float (&acc)[kN / 2]) {
+  constexpr int kShare = kGated ? 2 : 1;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, team = group / kShare;
+  const bool leads = group % kShare == 0 && threadIdx.x % 128 == 0;
+  char* staging = p.staging + team * kStagingBytes;
+  const auto put = [&](int n, int i, float v) {
+    *reinterpret_cast<__half*>(staging + n * kPanelRow + ((i / 8 ^ (n & 7)) << 4) + i % 8 * 2) =
+        __float2half_rn(finite_half(v));
+  };
+  if (leads) bulk_store_wait();
+  team_sync(team, 128 * kShare);
+  const float factor = g.out_scale * Decoder::kFactor, per_beta = 1.0f / g.situ.beta,
+              per_lambda = 1.0f / g.situ.lambda;
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int n = 8 * j + lane % 4 * 2 + e % 2, i = i0 + e / 2 * 8;
-      const float v = finite_half(value(4 * j + e, n));
-      *reinterpret_cast<__half*>(staging + n * kPanelRow + ((i / 8 ^ (n & 7)) << 4) + i % 8 * 2) =
-          __float2half_rn(v);
+    for (int e = 0; e < 2; ++e) {
+      const int n = 8 * j + lane % 4 * 2 + e;
+      const float a = acc[4 * j + e], b = acc[4 * j + 2 + e];
+      if constexpr (kGated) {
+        const float s = n < tile.z ? g.rows.scale[tile.y + n] * Decoder::kFactor : 0.0f;
+        put(n, group % 2 * 32 + warp * 8 + lane / 4,
+            situ_value(a * s, b * s, g.situ, per_beta, per_lambda) * g.out_scale);
+      } else {
+        put(n, warp * 16 + lane / 4, a * factor);
+        put(n, warp * 16 + lane / 4 + 8, b * factor);
+      }
     }
   }
   publish_shared();
-  group_sync(group);
-  if (threadIdx.x % 128 == 0 && panel < out.n_panel) {
-    bulk_store(reinterpret_cast<char*>(out.data) + (panel * out.rows + tile.y) * kPanelRow, staging,
-               static_cast<std::uint32_t>((tile.z + 7) / 8 * 8 * kPanelRow));
+  team_sync(team, 128 * kShare);
+  const std::int64_t panel = row_tile * (kGroups / kShare) + team;
+  if (leads && panel < g.out.n_panel) {
+    bulk_store(reinterpret_cast<char*>(g.out.data) + (panel * g.out.rows + tile.y) * kPanelRow,
+               staging, static_cast<std::uint32_t>((tile.z + 7) / 8 * 8 * kPanelRow));
   }
 }
 
 template <class Decoder, bool kGated, int kN>
 __device__ __forceinline__ void one_item(const Grouped& g, const Ports& p, Ring<kStages>& ring,
                                          const int4& tile, int row_tile, int group) {
-  float acc0[kN / 2], acc1[kN / 2];
+  float acc[kN / 2];
 #pragma unroll
-  for (int i = 0; i < kN / 2; ++i) acc0[i] = acc1[i] = 0;
-  multiply<Decoder, kGated, kN>(g, p, ring, tile.x, row_tile, group, acc0, acc1);
-  char* staging = p.staging + group * 2 * kStagingBytes;
-  const std::int64_t part = row_tile * 2 + group;
-  if constexpr (kGated) {
-    const float* scale = g.rows.scale + tile.y;
-    const float per_beta = 1.0f / g.situ.beta, per_lambda = 1.0f / g.situ.lambda;
-    store_panel<kN>(g.out, part, tile, staging, group, [&](int i, int n) {
-      const float s = n < tile.z ? scale[n] * Decoder::kFactor : 0.0f;
-      return situ_value(acc0[i] * s, acc1[i] * s, g.situ, per_beta, per_lambda) * g.out_scale;
-    });
-  } else {
-    const float factor = g.out_scale * Decoder::kFactor;
-    store_panel<kN>(g.out, part * 2, tile, staging, group,
-                    [&](int i, int) { return acc0[i] * factor; });
-    store_panel<kN>(g.out, part * 2 + 1, tile, staging + kStagingBytes, group,
-                    [&](int i, int) { return acc1[i] * factor; });
-  }
+  for (float& v : acc) v = 0;
+  multiply<Decoder, kGated, kN>(g, p, ring, tile.x, row_tile, group, acc);
+  store_sums<Decoder, kGated, kN>(g, p, tile, row_tile, group, acc);
 }
 
 template <class Decoder, bool kGated>
@@ -246,17 +242,17 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       barrier_init(&p.full[i], 1);
-      barrier_init(&p.empty[i], 2);
+      barrier_init(&p.empty[i], kGroups);
     }
     barrier_init_done();
   }
   __syncthreads();
   const int group = static_cast<int>(threadIdx.x / 128) - 1;
   if (group < 0) {
-    fewer_registers<40>();
+    fewer_registers<32>();
     if (threadIdx.x < 32) copy_tokens<kGated>(g, p);
   } else {
-    more_registers<232>();
+    more_registers<120>();
     multiply_items<Decoder, kGated>(g, p, group);
     // The last stores read shared memory that goes with the block.
     if (threadIdx.x % 128 == 0) bulk_store_wait();
