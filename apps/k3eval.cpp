@@ -19,6 +19,7 @@
 #include "loader/parts.h"
 #include "rank/fault.h"
 #include "rank/perplexity.h"
+#include "rank/synth.h"
 #include "rank/tokenizer.h"
 
 namespace k3 {
@@ -129,6 +130,8 @@ constexpr const char* kAllIds = "as many as there are ids";
 
 void add_run_options(Options& o, Request& r) {
   add_model_options(o, r.config);
+  o.text("--synthetic", "SHAPE", r.config.synthetic,
+         "Instead of a file: weights of this shape, made on the devices, as k3bench has them.");
   o.group("Input");
   o.text("--ids-file", "FILE", r.ids_file,
          "Token ids, separated by blanks or line ends; -: standard input.");
@@ -150,10 +153,14 @@ void read_ids(Request& r, const Options& o) {
                             : r.ids_file == "-" ? "standard input"
                                                 : r.ids_file;
   r.ids = parse_ids(inline_ids ? r.ids_text : read_text(r.ids_file), where);
-  if (!o.given("--model")) r.config.model = default_model();
+  const bool synthetic = o.given("--synthetic");
+  if (synthetic && o.given("--model"))
+    throw std::invalid_argument("--model and --synthetic: give one of the two");
+  if (!synthetic && !o.given("--model")) r.config.model = default_model();
   OpenOptions open;
   open.ignore_split_count = r.config.ignore_split_count;
-  const ModelFile file = ModelFile::open(r.config.model, open);
+  const ModelFile file = synthetic ? synthetic_outline(r.config.synthetic, r.config.synthetic_seed)
+                                   : ModelFile::open(r.config.model, open);
   std::vector<std::string> inputs = part_paths(file);
   inputs.insert(inputs.end(), {r.ids_file, r.ref});
   refuse_to_replace("--out", r.out, inputs);
