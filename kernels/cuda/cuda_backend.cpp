@@ -318,7 +318,7 @@ class CudaBackend final : public Backend {
   void mla_heads(View<float> o, View<const float> q, const Weight& k_b, const Weight& v_b,
                  std::int64_t rope, float scale, const MlaCache& cache, const BatchView& batch,
                  View<float> q_abs, View<float> ctx) override {
-    if (prefill_ && uses_expanded_mla(k_b, v_b, cache, batch.n_tok, Prefill::kBytes))
+    if (prefill_ && uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes))
       return prefill_->mla(o, q, k_b, v_b, scale, cache, batch, stream_);
     // On tensor cores attention reads the rope part where it is: no copy into q_abs.
     const MlaQueries queries{q_abs, q.columns(k_b.n_in, rope), k_b.n_in + rope};

@@ -91,10 +91,10 @@ bool uses_grouped_experts(const ExpertWeights& w, std::int64_t n_tok) {
 }
 
 bool uses_expanded_mla(const Weight& k_b, const Weight& v_b, const MlaCache& cache,
-                       std::int64_t n_tok, std::size_t workspace_bytes) {
-  if (n_tok <= kMaxAbsorbedTok || k_b.empty() || v_b.empty() || cache.shard.n_part > 1)
-    return false;
-  const MlaScratch s = mla_scratch(cache.n_ctx, cache.kv_latent, n_tok);
+                       const BatchView& batch, std::size_t workspace_bytes) {
+  if (batch.n_tok <= kMaxAbsorbedTok * std::max<std::int64_t>(1, batch.n_seg)) return false;
+  if (k_b.empty() || v_b.empty() || cache.shard.n_part > 1) return false;
+  const MlaScratch s = mla_scratch(cache.n_ctx, cache.kv_latent, batch.n_tok);
   return k_b.n_in == 128 && cache.rope == 64 && v_b.n_out == 128 && cache.kv_latent % kPanel == 0 &&
          whole_octets(k_b) && whole_octets(v_b) && !has_row_scale(v_b.type) &&
          s.fixed + s.per_head <= static_cast<std::int64_t>(workspace_bytes);

@@ -67,11 +67,21 @@ TEST_CASE("attention is expanded for K3's heads while one head fits the workspac
   cache.n_ctx = 131072;
   cache.kv_latent = 512;
   cache.rope = 64;
-  CHECK(uses_expanded_mla(k_b, v_b, cache, 65, Prefill::kBytes));
-  CHECK(!uses_expanded_mla(k_b, v_b, cache, 64, Prefill::kBytes));
-  CHECK(!uses_expanded_mla(k_b, v_b, cache, 4096, 1 << 20));
+  BatchView batch;
+  batch.n_tok = 65;
+  batch.n_seg = 1;
+  CHECK(uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes));
+  CHECK(!uses_expanded_mla(k_b, v_b, cache, batch, 1 << 20));
+  batch.n_tok = 64;
+  CHECK(!uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes));
+  batch.n_tok = batch.n_seg = 100;  // a step of many sequences would expand every one's cache
+  CHECK(!uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes));
+  batch.n_seg = 1;
+  cache.shard.n_part = 2;
+  CHECK(!uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes));
+  cache.shard.n_part = 1;
   cache.rope = 32;
-  CHECK(!uses_expanded_mla(k_b, v_b, cache, 4096, Prefill::kBytes));
+  CHECK(!uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes));
 }
 
 TEST_CASE("the delta rule is chunked for heads of 128 and segments of two chunks on average") {
