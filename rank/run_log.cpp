@@ -285,6 +285,11 @@ void RunLog::bench(const BenchRecord& record) {
     g.write<double>("seconds", record.seconds);
     h5::Group ranks = impl_->root.group("bench/ranks");
     for (const auto& [name, values] : record.rank_columns) ranks.write<double>(name, values);
+    for (const BenchTable& t : record.tables) {
+      h5::Group table = impl_->root.group("bench/" + t.name);
+      for (const auto& [name, values] : t.texts) table.write<std::string>(name, values);
+      for (const auto& [name, values] : t.numbers) table.write<double>(name, values);
+    }
   });
 }
 

@@ -15,6 +15,7 @@
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/prefill.h"
 #include "kernels/cuda/staging.h"
+#include "kernels/cuda/timeline.h"
 
 namespace k3 {
 namespace cuda {
@@ -166,6 +167,7 @@ class CudaBackend final : public Backend {
     check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
     return std::make_unique<GraphReplay>(stream_, graph);
   }
+  std::unique_ptr<Timeline> timeline() override { return make_timeline(stream_); }
 
   Weight load(const HostBox& box, std::vector<std::unique_ptr<DeviceBuffer>>& storage) override {
     const RowBytes r = row_bytes(box);
