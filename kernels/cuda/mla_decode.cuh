@@ -51,10 +51,10 @@ struct Config {
   static constexpr int kWeights = N * 128;
   static constexpr int kMaxSegments = 3 * static_cast<int>(kMlaDecodeTok);
   static constexpr int kRest =
-      7 * N * 4 + kMaxSegments * static_cast<int>(sizeof(Piece)) + 1024;  // lists, flags, barriers
-  static constexpr int kRoom = kSharedMost - kQueries - kWeights - kRest;
+      8 * N * 4 + kMaxSegments * static_cast<int>(sizeof(Piece)) + 1024;  // lists, flags, barriers
+  static constexpr int kRoom = kSharedMost - kQueries - 2 * kWeights - kRest;
   static constexpr int kStages = std::min(24, kRoom / kPanelBytes);
-  static constexpr int kShared = kQueries + kWeights + kRest + kStages * kPanelBytes;
+  static constexpr int kShared = kQueries + 2 * kWeights + kRest + kStages * kPanelBytes;
   // Of a thread, by role; 512 together.
   static constexpr int kCopyRegs = 24;
   static constexpr int kContextRegs = 168;

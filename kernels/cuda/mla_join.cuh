@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(kJoinThreads<C>, !C::kPair                    
             segment = C::kPair ? token : static_cast<int>(blockIdx.z),
             n_list = C::kPair ? 1 : a.n_group, head0 = group * a.group_heads,
             n_head = min(a.group_heads, a.n_head - head0);
+  let_next_kernel_start();
   if (tid < a.n_tok) n_row[tid] = static_cast<int>(a.shard.rows(a.pos[tid] + 1));
   __syncthreads();
   const Cut c = cut(n_row, a.n_tok, n_list, a.n_block);

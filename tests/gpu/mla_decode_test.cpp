@@ -167,19 +167,21 @@ TEST_CASE(
 
 TEST_CASE("a maximum that grows from tile to tile is followed") {
   const auto cpu = make_cpu_backend(4), gpu = make_cuda_backend(0, Precision::kFast);
-  Case c;
-  c.heads = 12;
-  c.n_ctx = 40000;
-  c.depths = {700, 40000};
-  c.q_size = 1;
-  c.growth = 2e-3f;  // 64 rows add 5 to a score, 256 rows 21
-  c.fill(7);
-  OnDevice on_cpu(*cpu, c), on_gpu(*gpu, c);
-  const std::vector<float> want = on_cpu.attend();
-  double size = 0;
-  for (const float v : want) size = std::max(size, std::abs(static_cast<double>(v)));
-  // Values have grown to `size`, and scores with them: the rounding of queries counts by that much more.
-  CHECK(worst(on_gpu.attend(), want) <= 2e-3 * size);
+  for (const std::int64_t heads : {12, 96}) {
+    Case c;
+    c.heads = heads;
+    c.n_ctx = 12000;
+    c.depths = {700, 12000};
+    c.q_size = 1;
+    c.growth = 4e-3f;  // 64 rows add 10 to a score: e^10 to a weight
+    c.fill(7);
+    OnDevice on_cpu(*cpu, c), on_gpu(*gpu, c);
+    const std::vector<float> want = on_cpu.attend();
+    double size = 0;
+    for (const float v : want) size = std::max(size, std::abs(static_cast<double>(v)));
+    // Values have grown to `size`, and scores with them: the rounding of queries counts by that much more.
+    CHECK(worst(on_gpu.attend(), want) <= 2e-3 * size);
+  }
 }
 
 TEST_CASE("a captured call serves whatever positions device memory holds when it is replayed") {
