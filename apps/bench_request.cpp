@@ -15,6 +15,8 @@ constexpr const char* kHelp = R"(usage:
   k3bench decode [options]    time of each token, one at a time, at a depth
   k3bench prefill [options]   tokens per second through a prompt
   k3bench load [options]      time and GB/s of loading, beside a plain parallel read of the files
+  k3bench ceilings [options]  what the device reaches at most: copy, read, products, launches
+  k3bench collective [options]  latency and GB/s of what the ranks say to each other
 
 k3bench decode --help and its like list the options of each; --version prints the build.
 )";
@@ -69,6 +71,26 @@ constexpr const char* kLoadExamples =
   mpirun -n 8 k3bench load --model K3-00001-of-00014.gguf --backend cuda --evict
 )";
 
+constexpr const char* kCeilingsAbout =
+    R"(Measures what each rank's device reaches at most, for floors to be computed from: a copy within its
+memory, a read of it, products, and what a launch costs, one after another and in a graph. No model.
+)";
+
+constexpr const char* kCeilingsExamples =
+    R"(  k3bench ceilings --backend cuda --log results/ceilings.h5
+)";
+
+constexpr const char* kCollectiveAbout =
+    R"(Measures what the ranks say to each other, by the communicator that --comm names: sum and gather_rows
+of 4 bytes to --most-bytes, and a message back and forth between ranks 0 and 1; one call after another,
+and in a graph where the communicator can be in one. Latency is the time of one of many calls in a row;
+GB/s counts a rank's payload once. No model.
+)";
+
+constexpr const char* kCollectiveExamples =
+    R"(  mpirun -n 2 k3bench collective --backend cuda --comm nccl
+)";
+
 Options options_of(const char* name, const char* more, const char* about, const char* examples) {
   const std::string program = std::string("k3bench ") + name;
   return Options(
@@ -86,7 +108,11 @@ void require(const char* option, std::int64_t value, std::int64_t least) {
 struct Asked {
   double expected = 0;
   double ceiling = 0;
+  double ceiling_tflops = 0;
   std::string ids;
+  int world = 0;
+  int solo_rank = 0;
+  bool pair = false;
 };
 
 void add_prediction(Options& o, Asked& a, const char* unit) {
@@ -107,6 +133,56 @@ void add_fill(Options& o, BenchRequest& r, Asked& a) {
       "option that says how many.");
   o.number("--seed", "N", r.config.sampler.seed,
            "Of the ids, of fabricated rows and of synthetic weights.");
+}
+
+void add_ceilings(Options& o, Asked& a) {
+  o.number("--ceiling-gbs", "X", a.ceiling,
+           "GB/s that one rank's memory reaches (k3bench ceilings); floors are computed from it. "
+           "[default: none]");
+}
+
+void add_partial(Options& o, BenchRequest& r, Asked& a) {
+  o.number(
+      "--world", "W", a.world,
+      "With --solo-rank or --pair: the ranks of the whole world, as one tensor-parallel group. "
+      "[default: --tp]");
+  o.number("--solo-rank", "R", a.solo_rank,
+           "Runs rank R of --world ranks alone: its bands, all layers, what it would say to the "
+           "others replaced by a copy of the same size on its device. Its text means nothing, and "
+           "its times exclude the network. [default: all ranks are there]");
+  o.flag("--pair", a.pair,
+         "On two ranks: ranks 0 and 1 of --world ranks, which speak to each other; the others' "
+         "parts are missing, and the text means nothing.");
+  o.flag("--trace", r.trace,
+         "After the timed part: a few more steps, each phase of them timed on the device; a table, "
+         "and the timeline in the log. Steps run without a graph then.");
+}
+
+// --solo-rank and --pair: one tensor-parallel group of --world ranks.
+void settle_partial(BenchRequest& r, const Options& o, const Asked& a) {
+  const bool solo = o.given("--solo-rank");
+  if (!solo && !a.pair) {
+    if (o.given("--world"))
+      throw std::invalid_argument("--world: only with --solo-rank or --pair; else mpirun says it");
+    return;
+  }
+  if (solo && a.pair) throw std::invalid_argument("--solo-rank and --pair: give one of the two");
+  Layout& layout = r.config.layout;
+  const int world = o.given("--world") ? a.world : layout.tp;
+  r.job.first_rank = solo ? a.solo_rank : 0;
+  r.job.n_present = solo ? 1 : 2;
+  if (world < 1 || world > 64)
+    throw std::invalid_argument(fmt::format("--world {}: outside 1 to 64 (or give --tp)", world));
+  if (layout.pp != 1)
+    throw std::invalid_argument(fmt::format(
+        "--pp {}: a world of which only some ranks are there has one stage", layout.pp));
+  if (o.given("--tp") && layout.tp != world)
+    throw std::invalid_argument(fmt::format("--tp {}: --world {} is one group", layout.tp, world));
+  if (r.job.first_rank < 0 || r.job.first_rank + r.job.n_present > world)
+    throw std::invalid_argument(fmt::format("--{} {}: the world has {} ranks",
+                                            solo ? "solo-rank" : "pair, --world",
+                                            solo ? a.solo_rank : world, world));
+  r.job.partial_world = layout.tp = world;
 }
 
 void add_machine(Options& o, BenchRequest& r) {
@@ -150,6 +226,10 @@ void keep_common(BenchRequest& r) {
   keep_option(r, "warmup", std::to_string(r.warmup));
   keep_option(r, "fill", kFills[static_cast<std::size_t>(r.fill)]);
   keep_option(r, "ids", r.ids.empty() ? "seeded" : "given");
+  keep_option(r, "trace", r.trace ? "yes" : "no");
+  if (r.job.partial_world == 0) return;
+  keep_option(r, "world", std::to_string(r.job.partial_world));
+  keep_option(r, r.job.n_present == 1 ? "solo-rank" : "pair", std::to_string(r.job.first_rank));
 }
 
 void add_model(Options& o, BenchRequest& r) {
@@ -185,8 +265,12 @@ bool parse_decode(BenchRequest& r, const std::vector<std::string>& args) {
   o.number("-n,--tokens", "N", r.n_tok, "Timed tokens.");
   o.number("--warmup", "N", r.warmup, "Untimed tokens before them.");
   add_fill(o, r, a);
-  o.number("--ceiling-gbs", "X", a.ceiling,
-           "GB/s that one rank's memory reaches; floors are computed from it. [default: none]");
+  add_ceilings(o, a);
+  o.number(
+      "--check", "N", r.job.check,
+      "Holds the first N timed tokens against the exact path, from the same state: arg-max and "
+      "KLD of each. Loads the model twice. [default: none]");
+  add_partial(o, r, a);
   add_prediction(o, a, "MS");
   add_machine(o, r);
   if (!parsed(o, args)) return false;
@@ -204,7 +288,14 @@ bool parse_decode(BenchRequest& r, const std::vector<std::string>& args) {
   }
   r.expected = positive(o, "--predict", a.expected);
   r.ceiling_gb_s = positive(o, "--ceiling-gbs", a.ceiling);
-  settle_context(r, r.depth + r.warmup + r.n_tok);
+  require("--check", r.job.check, 0);
+  if (r.job.check > r.n_tok)
+    throw std::invalid_argument(
+        fmt::format("--check {}: there are {} timed tokens", r.job.check, r.n_tok));
+  settle_partial(r, o, a);
+  if (r.job.check > 0 && r.job.partial_world > 0)
+    throw std::invalid_argument("--check: the text of a partial world means nothing");
+  settle_context(r, r.depth + r.warmup + r.n_tok + (r.trace ? BenchRequest::kTraced : 0));
   keep_common(r);
   return true;
 }
@@ -222,6 +313,12 @@ bool parse_prefill(BenchRequest& r, const std::vector<std::string>& args) {
   o.number("--repeat", "R", r.repeat, "Timed times.");
   o.number("--warmup", "N", r.warmup, "Untimed times before them.");
   add_fill(o, r, a);
+  add_ceilings(o, a);
+  o.number(
+      "--ceiling-tflops", "X", a.ceiling_tflops,
+      "TFLOP/s that one rank's products reach (k3bench ceilings); floors are computed from it. "
+      "[default: none]");
+  add_partial(o, r, a);
   add_prediction(o, a, "TOK_S");
   add_machine(o, r);
   if (!parsed(o, args)) return false;
@@ -236,6 +333,9 @@ bool parse_prefill(BenchRequest& r, const std::vector<std::string>& args) {
   require("--repeat", r.repeat, 1);
   require("--warmup", r.warmup, 0);
   r.expected = positive(o, "--predict", a.expected);
+  r.ceiling_gb_s = positive(o, "--ceiling-gbs", a.ceiling);
+  r.ceiling_tflops = positive(o, "--ceiling-tflops", a.ceiling_tflops);
+  settle_partial(r, o, a);
   settle_context(r, r.depth + r.n_tok);
   keep_common(r);
   keep_option(r, "repeat", std::to_string(r.repeat));
@@ -259,10 +359,44 @@ bool parse_load(BenchRequest& r, const std::vector<std::string>& args) {
   return true;
 }
 
+// ceilings and collective: no model, only the machine.
+bool parse_bare(BenchRequest& r, const std::vector<std::string>& args, const char* name,
+                const char* about, const char* examples) {
+  Asked a;
+  Options o({std::string("k3bench ") + name,
+             std::string("k3bench ") + name + " [options]\nmpirun -n P k3bench " + name + " ...",
+             std::string(about) + kOutputAbout, examples});
+  o.group("Benchmark");
+  o.number("--most-bytes", "B", r.job.most_bytes, "The largest buffer or message.");
+  r.job.repeat = 15;
+  o.number("--repeat", "R", r.job.repeat, "Timed times of each.");
+  add_prediction(o, a, "X");
+  add_world_options(o, r.config);
+  add_log_options(o, r.config);
+  if (!parsed(o, args)) return false;
+  require("--most-bytes", r.job.most_bytes, 4096);
+  require("--repeat", r.job.repeat, 1);
+  r.config.model = "none";
+  r.expected = positive(o, "--predict", a.expected);
+  keep_option(r, "most-bytes", std::to_string(r.job.most_bytes));
+  keep_option(r, "repeat", std::to_string(r.job.repeat));
+  return true;
+}
+
+bool parse_ceilings(BenchRequest& r, const std::vector<std::string>& args) {
+  r.job.most_bytes = std::int64_t{1} << 30;
+  return parse_bare(r, args, "ceilings", kCeilingsAbout, kCeilingsExamples);
+}
+
+bool parse_collective(BenchRequest& r, const std::vector<std::string>& args) {
+  r.job.most_bytes = std::int64_t{64} << 20;
+  return parse_bare(r, args, "collective", kCollectiveAbout, kCollectiveExamples);
+}
+
 }  // namespace
 
 const char* BenchRequest::command_name() const {
-  constexpr const char* kNames[] = {"decode", "prefill", "load"};
+  constexpr const char* kNames[] = {"decode", "prefill", "load", "ceilings", "collective"};
   return kNames[static_cast<std::size_t>(job.command)];
 }
 
@@ -276,7 +410,7 @@ bool parse_bench(BenchRequest& r, const std::vector<std::string>& all) {
     if (!parse(r, args)) return false;
     // As text, so that "none" and a number share a name in every log.
     keep_option(r, "predict", r.expected ? fmt::format("{}", *r.expected) : "");
-    if (c == Command::kDecode)
+    if (c == Command::kDecode || c == Command::kPrefill)
       keep_option(r, "ceiling-gbs", r.ceiling_gb_s ? fmt::format("{}", *r.ceiling_gb_s) : "");
     check(r.config);
     return true;
@@ -284,12 +418,17 @@ bool parse_bench(BenchRequest& r, const std::vector<std::string>& all) {
   if (command == "decode") return with(Command::kDecode, parse_decode);
   if (command == "prefill") return with(Command::kPrefill, parse_prefill);
   if (command == "load") return with(Command::kLoad, parse_load);
+  if (command == "ceilings") return with(Command::kCeilings, parse_ceilings);
+  if (command == "collective") return with(Command::kCollective, parse_collective);
   if (command == "--help" || command == "-h") return std::fputs(kHelp, stdout), false;
   if (command == "--version")
     return std::fputs(full_version_text("k3bench").c_str(), stdout), false;
   throw std::invalid_argument(
-      command.empty() ? "a command is missing: decode, prefill or load; k3bench --help"
-                      : command + ": not a command; decode, prefill or load; k3bench --help");
+      command.empty() ? "a command is missing: decode, prefill, load, ceilings or collective; "
+                        "k3bench --help"
+                      : command +
+                            ": not a command; decode, prefill, load, ceilings or collective; "
+                            "k3bench --help");
 }
 
 }  // namespace k3

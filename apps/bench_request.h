@@ -13,9 +13,16 @@ namespace k3 {
 
 // All ranks need it: trivially copyable, sent as it is.
 struct BenchJob {
-  enum class Command : std::uint8_t { kDecode, kPrefill, kLoad };
+  enum class Command : std::uint8_t { kDecode, kPrefill, kLoad, kCeilings, kCollective };
   Command command = Command::kDecode;
-  bool evict = false;  // load: drop the files from the page cache first
+  bool evict = false;      // load: drop the files from the page cache first
+  std::int64_t check = 0;  // decode: timed tokens to hold against the exact path
+  // A world of which only some ranks are there (rank/partial_comm.h); 0: all are.
+  int partial_world = 0;
+  int first_rank = 0;           // of those that are there
+  int n_present = 1;            // 1: --solo-rank, 2: --pair
+  std::int64_t most_bytes = 0;  // collective, ceilings: the largest message
+  std::int64_t repeat = 1;      // of them: timed times of each
 };
 
 enum class Fill : std::uint8_t {
@@ -26,6 +33,7 @@ enum class Fill : std::uint8_t {
 
 struct BenchRequest {
   static constexpr std::int64_t kRealDepth = 1024;
+  static constexpr std::int64_t kTraced = 8;  // steps of --trace
 
   BenchJob job;
   RunConfig config;
@@ -37,6 +45,8 @@ struct BenchRequest {
   std::vector<std::int32_t> ids;   // --ids: instead of seeded ones
   std::optional<double> expected;  // --predict: ms per token, tok/s or GB/s
   std::optional<double> ceiling_gb_s;
+  std::optional<double> ceiling_tflops;  // prefill
+  bool trace = false;  // decode, prefill: a timeline of phases, after the timed part
   NamedTexts options;  // of the command itself, for the log
 
   bool fabricates() const {

@@ -14,8 +14,12 @@
 #include <fmt/core.h>
 
 #include "apps/build_info.h"
+#include "apps/device.h"
+#include "apps/launch_main.h"
+#include "apps/local_main.h"
 #include "comm/nccl_comm.h"
 #include "loader/gguf.h"
+#include "rank/fault.h"
 
 namespace k3 {
 namespace {
@@ -35,6 +39,87 @@ NamedTexts library_versions() {
 }
 
 }  // namespace
+
+int run_job(World& world, Comm& comm, JobNotes& notes,
+            const std::function<std::optional<RunConfig>()>& prepare,
+            const std::function<void(const RunConfig&)>& work) {
+  std::optional<RunConfig> config;
+  on_rank_0(comm, [&] { config = prepare(); });
+  config = share_config(comm, config);
+  if (!config) return kExitOk;
+  comm.set_time_limit(config->time_limit_s);
+  if (config->threads == 0) config->threads = threads_per_rank(world, comm);
+  stop_on_signals();
+  try {
+    work(*config);
+    return kExitOk;
+  } catch (...) {
+    // After close_log() this changes nothing.
+    const Fault fault = fault_of(std::current_exception());
+    notes.show.finish();
+    if (notes.log) {
+      notes.log->close(fault.exit_code == kExitInterrupted ? "interrupted" : "failed", "",
+                       fault.line);
+    }
+    throw;
+  }
+}
+
+void with_engine(World& world, Comm& comm, JobNotes& notes, const RunConfig& config,
+                 const std::function<std::optional<Fault>(Engine&)>& drive,
+                 const std::function<void(const Engine&)>& look) {
+  const RankDevice device = make_rank_device(config, world, comm);
+  Engine engine(config, device.comm(comm), *device.backend, [&](const Progress& p) {
+    if (world.rank() == 0) notes.show(p);
+    if (stop_asked()) throw Interrupted("stopped on request while loading");
+  });
+  if (look) look(engine);
+  std::optional<Fault> fault;
+  if (world.rank() == 0) {
+    fault = drive(engine);
+  } else {
+    engine.serve();
+  }
+  comm.agree(fault);
+}
+
+std::optional<Fault> guarded(Engine& engine, const std::function<void()>& work) {
+  std::optional<Fault> fault;
+  try {
+    work();
+  } catch (const Interrupted&) {
+    fault = fault_of(std::current_exception());
+  } catch (const std::system_error&) {
+    fault = fault_of(std::current_exception());
+  } catch (const std::invalid_argument&) {
+    fault = fault_of(std::current_exception());
+  } catch (const NonFiniteError&) {
+    fault = fault_of(std::current_exception());
+  }
+  engine.stop(fault ? fault->exit_code : kExitOk);
+  return fault;
+}
+
+void begin_notes(JobNotes& notes, Engine& engine) {
+  for (const std::string& w : engine.warnings()) print_line("warning: " + w);
+  if (!notes.log) return;
+  notes.log->chosen(engine.config());
+  notes.log->model(engine.file(), engine.model());
+  notes.log->warnings(engine.warnings());
+  notes.log->ranks("loaded", engine.reports());
+}
+
+std::optional<Fault> close_log(JobNotes& notes, const std::optional<Fault>& fault,
+                               const std::string& reason) {
+  if (!notes.log) return fault;
+  const bool interrupted = fault && fault->exit_code == kExitInterrupted;
+  notes.log->close(!fault ? "finished" : interrupted ? "interrupted" : "failed", reason,
+                   fault ? fault->line : "");
+  const std::optional<std::string> trouble = notes.log->trouble();
+  if (!trouble || (fault && !interrupted)) return fault;
+  return Fault{kExitEnvironment,
+               *trouble + "; the output is whole, the log ends at its last snapshot"};
+}
 
 std::string default_model() {
   const fs::path built = K3_DEFAULT_MODEL;

@@ -1,17 +1,49 @@
 // From options to a running Engine: what k3run, k3eval and k3bench do alike.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "apps/progress.h"
 #include "comm/mpi_comm.h"
 #include "loader/parts.h"
 #include "rank/engine.h"
 #include "rank/run_log.h"
 
 namespace k3 {
+
+// What rank 0 shows of a job and writes of it.
+struct JobNotes {
+  ProgressPrinter show;
+  std::unique_ptr<RunLog> log;  // null: none asked for
+};
+
+// A job from its options to its end: `prepare` on rank 0 (nothing: there is nothing to run), its options to all, then `work`
+// on all. An error of `work` closes the log and goes on. Collective.
+int run_job(World& world, Comm& comm, JobNotes& notes,
+            const std::function<std::optional<RunConfig>()>& prepare,
+            const std::function<void(const RunConfig&)>& work);
+
+// An engine over all ranks while rank 0 is in `drive` and the others serve; then all agree on what `drive` returned. `look`:
+// on every rank before. Collective.
+void with_engine(World& world, Comm& comm, JobNotes& notes, const RunConfig& config,
+                 const std::function<std::optional<Fault>(Engine&)>& drive,
+                 const std::function<void(const Engine&)>& look = {});
+
+// Rank 0, around all that it does with an engine. Errors that leave the ranks between two steps, from where they can end in
+// order, become the fault; others fly. The engine's other ranks are told to stop.
+std::optional<Fault> guarded(Engine& engine, const std::function<void()>& work);
+
+// Prints an engine's warnings, and puts what is known before its first step into the log, if there is one.
+void begin_notes(JobNotes& notes, Engine& engine);
+
+// The end of a job that `fault` does not say otherwise of: closes the log, if there is one. The fault to end with: a log
+// that could not be written is one, unless there is a graver.
+std::optional<Fault> close_log(JobNotes& notes, const std::optional<Fault>& fault,
+                               const std::string& reason);
 
 // The k3-nano.gguf of this build, or the one installed beside the program (../share/k3). Throws std::invalid_argument
 // naming both places where there is none.

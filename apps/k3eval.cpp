@@ -1,11 +1,6 @@
-// k3eval: logits of given ids, how far they lie from reference logits, perplexity of a text.
+// k3eval: logits of given ids, how far they lie from reference logits, perplexity of a text, agreement of greedy texts.
 #include <algorithm>
-#include <bit>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -14,33 +9,35 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
-#include "apps/device.h"
+#include "apps/eval_greedy.h"
 #include "apps/job.h"
 #include "apps/launch_main.h"
 #include "apps/local_main.h"
+#include "apps/logit_rows.h"
 #include "apps/options.h"
-#include "apps/progress.h"
+#include "loader/atomic_file.h"
 #include "loader/parts.h"
-#include "rank/eval.h"
 #include "rank/fault.h"
 #include "rank/perplexity.h"
+#include "rank/synth.h"
 #include "rank/tokenizer.h"
 
 namespace k3 {
 namespace {
 
 constexpr const char* kHelp = R"(usage:
-  k3eval logits [options]    logits of every position of a sequence, as raw floats
-  k3eval compare [options]   how far logits lie from reference logits, as JSON
-  k3eval ppl [options]       perplexity of a text file, as JSON
+  k3eval logits [options]             logits of every position of a sequence, as raw floats
+  k3eval compare [options]            how far logits lie from reference logits, as JSON
+  k3eval ppl [options]                perplexity of a text file, as JSON
+  k3eval greedy-agreement [options]   how often two greedy texts choose the same token, as JSON
 
 k3eval logits --help and so on list the options of each; --version prints the build.
 )";
 
 constexpr const char* kLogitsAbout =
     R"(Runs token ids through a model and writes the logits of every position: little-endian 32-bit floats,
-one row of the vocabulary's size after another, as they are computed. An interrupted run leaves the
-rows of whole steps.
+one row of the vocabulary's size after another. The file appears under its name, replacing what was
+there, when it is whole; after an interruption it holds the rows of whole steps.
 )";
 
 constexpr const char* kLogitsExamples = R"(  k3eval logits --ids '1 2 3' --out x.f32
@@ -79,12 +76,14 @@ constexpr const char* kPplExamples = R"(  k3eval ppl --file heldout.txt
 )";
 
 struct Request {
+  enum class Command { kLogits, kCompare, kPpl, kGreedy };
+  Command command = Command::kLogits;
   RunConfig config;
   std::string ids_file, ids_text;
   std::vector<std::int32_t> ids;
   // logits
   std::string out;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> out_file{nullptr, std::fclose};
+  std::optional<AtomicFile> out_file;
   // compare
   std::string run, ref, positions_text;
   std::int64_t n_vocab = 0;
@@ -92,99 +91,15 @@ struct Request {
   std::vector<std::int32_t>
       positions;  // of the run's rows, one for each row of the reference; empty: all
   // ppl
-  std::string text_file;  // empty: another command
+  std::string text_file;
   std::int64_t window = 512;
-  std::unique_ptr<RunLog> log;
+  GreedyRequest greedy;
+  JobNotes notes;
 };
 
-std::system_error io_error(const std::string& path) {
-  return std::system_error(errno ? errno : EIO, std::generic_category(), path);
+RowComparer comparer_of(const Request& r, std::int64_t n_vocab, std::int64_t n_run_row) {
+  return {r.ref, n_vocab, n_run_row, r.margin_tol, r.positions};
 }
-
-// Rows of a raw file of floats, front to back.
-class RowReader {
- public:
-  RowReader(const std::string& path, std::int64_t n_vocab) : path_(path), n_vocab_(n_vocab) {
-    // What cannot be read here is bad input, as a model is that is not there; a stream would open a folder.
-    std::error_code forbidden;  // opening it says so
-    const auto kind = std::filesystem::status(path, forbidden).type();
-    if (kind == std::filesystem::file_type::not_found) {
-      throw std::invalid_argument(path + ": no such file");
-    }
-    if (!forbidden && kind != std::filesystem::file_type::regular) {
-      throw std::invalid_argument(path + ": is no regular file, expected raw floats");
-    }
-    errno = 0;
-    file_.open(path, std::ios::binary | std::ios::ate);
-    if (!file_) throw io_error(path);
-    const auto bytes = static_cast<std::int64_t>(file_.tellg());
-    const std::int64_t row_bytes = n_vocab * static_cast<std::int64_t>(sizeof(float));
-    if (bytes == 0 || bytes % row_bytes != 0) {
-      throw std::invalid_argument(
-          fmt::format("{}: {} bytes, not a multiple of a row of {} floats ({} bytes)", path, bytes,
-                      n_vocab, row_bytes));
-    }
-    n_row_ = bytes / row_bytes;
-    file_.seekg(0);
-    row_.resize(static_cast<std::size_t>(n_vocab));
-  }
-  std::int64_t n_row() const { return n_row_; }
-  std::span<const float> next() {
-    static_assert(std::endian::native == std::endian::little, "files are little-endian");
-    if (!file_.read(reinterpret_cast<char*>(row_.data()),
-                    static_cast<std::streamsize>(row_.size() * sizeof(float)))) {
-      throw io_error(path_);
-    }
-    return row_;
-  }
-
- private:
-  std::string path_;
-  std::int64_t n_vocab_;
-  std::int64_t n_row_ = 0;
-  std::ifstream file_;
-  std::vector<float> row_;
-};
-
-// Compares rows of a run, as they come, with the reference's.
-class RowComparer {
- public:
-  RowComparer(const Request& request, std::int64_t n_vocab, std::int64_t n_run_row)
-      : reference_(request.ref, n_vocab),
-        comparer_(n_vocab, request.margin_tol),
-        positions_(request.positions) {
-    const auto wanted =
-        positions_.empty() ? n_run_row : static_cast<std::int64_t>(positions_.size());
-    if (reference_.n_row() != wanted) {
-      throw std::invalid_argument(
-          fmt::format("{}: {} rows, but {} {}", request.ref, reference_.n_row(),
-                      positions_.empty() ? "the run has" : "--positions names", wanted));
-    }
-    for (std::size_t i = 0; i < positions_.size(); ++i) {
-      if (positions_[i] >= n_run_row || (i > 0 && positions_[i] <= positions_[i - 1])) {
-        throw std::invalid_argument(
-            fmt::format("--positions: {} must rise and stay under the run's {} rows", positions_[i],
-                        n_run_row));
-      }
-    }
-  }
-  void add(std::span<const float> row) {
-    const std::int64_t here = at_++;
-    if (!positions_.empty()) {
-      if (next_ == positions_.size() || positions_[next_] != here) return;
-      ++next_;
-    }
-    comparer_.add(row, reference_.next());
-  }
-  LogitComparison result() const { return comparer_.result(); }
-
- private:
-  RowReader reference_;
-  LogitComparer comparer_;
-  std::vector<std::int32_t> positions_;
-  std::size_t next_ = 0;
-  std::int64_t at_ = 0;
-};
 
 void print_json(const Request& request, const LogitComparison& c) {
   nlohmann::ordered_json j;
@@ -209,18 +124,22 @@ void print_json(const Request& request, const LogitComparison& c) {
   write_out(text);
 }
 
+constexpr const char* kAllIds = "as many as there are ids";
+
 // ---- options --------------------------------------------------------------------------------------------------------
 
 void add_run_options(Options& o, Request& r) {
   add_model_options(o, r.config);
+  o.text("--synthetic", "SHAPE", r.config.synthetic,
+         "Instead of a file: weights of this shape, made on the devices, as k3bench has them.");
   o.group("Input");
   o.text("--ids-file", "FILE", r.ids_file,
          "Token ids, separated by blanks or line ends; -: standard input.");
   o.text("--ids", "IDS", r.ids_text, "The same on the command line: --ids '1 2 3'.");
 }
 
-void add_machine_options(Options& o, Request& r) {
-  add_sequence_options(o, r.config);
+void add_machine_options(Options& o, Request& r, const std::string& ctx_default) {
+  add_sequence_options(o, r.config, ctx_default);
   add_world_options(o, r.config);
   add_log_options(o, r.config);
 }
@@ -234,10 +153,14 @@ void read_ids(Request& r, const Options& o) {
                             : r.ids_file == "-" ? "standard input"
                                                 : r.ids_file;
   r.ids = parse_ids(inline_ids ? r.ids_text : read_text(r.ids_file), where);
-  if (!o.given("--model")) r.config.model = default_model();
+  const bool synthetic = o.given("--synthetic");
+  if (synthetic && o.given("--model"))
+    throw std::invalid_argument("--model and --synthetic: give one of the two");
+  if (!synthetic && !o.given("--model")) r.config.model = default_model();
   OpenOptions open;
   open.ignore_split_count = r.config.ignore_split_count;
-  const ModelFile file = ModelFile::open(r.config.model, open);
+  const ModelFile file = synthetic ? synthetic_outline(r.config.synthetic, r.config.synthetic_seed)
+                                   : ModelFile::open(r.config.model, open);
   std::vector<std::string> inputs = part_paths(file);
   inputs.insert(inputs.end(), {r.ids_file, r.ref});
   refuse_to_replace("--out", r.out, inputs);
@@ -272,15 +195,13 @@ bool prepare_logits(Request& r, const std::vector<std::string>& args) {
   add_run_options(o, r);
   o.group("Output");
   o.text("--out", "FILE", r.out, "Where the logits go.");
-  add_machine_options(o, r);
+  add_machine_options(o, r, kAllIds);
   if (!parse(o, args)) return false;
   if (r.out.empty()) throw std::invalid_argument("--out: not given");
   read_ids(r, o);
   check(r.config);
-  // Opened before the model is loaded: a path that cannot be written is told at once.
-  errno = 0;
-  r.out_file.reset(std::fopen(r.out.c_str(), "wb"));
-  if (!r.out_file) throw io_error(r.out);
+  // Before the model is loaded: a path that cannot be written is told at once.
+  r.out_file.emplace(r.out);
   return true;
 }
 
@@ -299,7 +220,7 @@ Options compare_options(Request& r) {
   o.number("--margin-tol", "X", r.margin_tol,
            "Rows whose two largest reference logits lie no further apart do not count for "
            "top1_decided.");
-  add_machine_options(o, r);
+  add_machine_options(o, r, kAllIds);
   return o;
 }
 
@@ -313,7 +234,7 @@ void check_compare(Request& r, const Options& o) {
       throw std::invalid_argument("--vocab: only with --run; a model knows its own");
     read_ids(r, o);
     check(r.config);
-    RowComparer(r, r.n_vocab, static_cast<std::int64_t>(r.ids.size()));  // does the reference fit?
+    comparer_of(r, r.n_vocab, std::ssize(r.ids));  // does the reference fit?
     return;
   }
   if (o.given("--model") || o.given("--ids") || o.given("--ids-file")) {
@@ -335,8 +256,8 @@ bool prepare_ppl(Request& r, const std::vector<std::string>& args) {
   o.text("--file", "FILE", r.text_file, "The text; -: standard input.");
   o.flag("--control-tokens", r.config.control_tokens,
          "Recognise control tokens in the text; else they are ordinary characters.");
-  o.number("--window", "N", r.window, "Tokens in a window, and the context kept.");
-  add_machine_options(o, r);
+  o.number("--window", "N", r.window, "Tokens in a window.");
+  add_machine_options(o, r, "--window");
   if (!parse(o, args)) return false;
   if (r.text_file.empty()) throw std::invalid_argument("--file: not given");
   if (r.window < 4)
@@ -363,18 +284,17 @@ bool prepare_ppl(Request& r, const std::vector<std::string>& args) {
 
 // ---- running --------------------------------------------------------------------------------------------------------
 
-int compare_files(const Request& r) {
+void compare_files(const Request& r) {
   RowReader run(r.run, r.n_vocab);
-  RowComparer comparer(r, r.n_vocab, run.n_row());
+  RowComparer comparer = comparer_of(r, r.n_vocab, run.n_row());
   for (std::int64_t i = 0; i < run.n_row(); ++i) comparer.add(run.next());
   print_json(r, comparer.result());
-  return kExitOk;
 }
 
 using RowSink = std::function<void(std::span<const float> rows, std::int64_t n_row)>;
 
 // Rank 0: the ids through the engine, rows to `sink`, steps to the log.
-void run_ids(Request& r, Engine& engine, ProgressPrinter& show, const RowSink& sink) {
+void run_ids(Request& r, Engine& engine, const RowSink& sink) {
   // Between two pieces of a step the other ranks wait in the middle of it: an error of the sink is kept until the step
   // has ended and is thrown from there.
   std::exception_ptr trouble;
@@ -391,9 +311,9 @@ void run_ids(Request& r, Engine& engine, ProgressPrinter& show, const RowSink& s
         }
       },
       [&](const Progress& p) {
-        show(p);
-        for (; r.log && n_logged < engine.timings().size(); ++n_logged) {
-          r.log->step(RunLog::Phase::kPrefill, engine.timings()[n_logged]);
+        r.notes.show(p);
+        for (; r.notes.log && n_logged < engine.timings().size(); ++n_logged) {
+          r.notes.log->step(RunLog::Phase::kPrefill, engine.timings()[n_logged]);
         }
         if (trouble) std::rethrow_exception(trouble);
         if (stop_asked() && p.done < p.total) {
@@ -403,20 +323,22 @@ void run_ids(Request& r, Engine& engine, ProgressPrinter& show, const RowSink& s
       });
 }
 
-void write_logits(Request& r, Engine& engine, ProgressPrinter& show) {
-  run_ids(r, engine, show, [&](std::span<const float> rows, std::int64_t) {
-    errno = 0;
-    if (std::fwrite(rows.data(), sizeof(float), rows.size(), r.out_file.get()) != rows.size())
-      throw io_error(r.out);
-  });
-  errno = 0;
-  if (std::fflush(r.out_file.get()) != 0) throw io_error(r.out);
+void write_logits(Request& r, Engine& engine) {
+  try {
+    run_ids(r, engine, [&](std::span<const float> rows, std::int64_t) {
+      r.out_file->write(std::as_bytes(rows));
+    });
+  } catch (const Interrupted&) {
+    r.out_file->commit();
+    throw;
+  }
+  r.out_file->commit();
 }
 
-void compare_run(Request& r, Engine& engine, ProgressPrinter& show) {
+void compare_run(Request& r, Engine& engine) {
   const std::int64_t n_vocab = engine.model().n_vocab;
-  RowComparer comparer(r, n_vocab, static_cast<std::int64_t>(r.ids.size()));
-  run_ids(r, engine, show, [&](std::span<const float> rows, std::int64_t n_row) {
+  RowComparer comparer = comparer_of(r, n_vocab, std::ssize(r.ids));
+  run_ids(r, engine, [&](std::span<const float> rows, std::int64_t n_row) {
     for (std::int64_t i = 0; i < n_row; ++i) {
       comparer.add(
           rows.subspan(static_cast<std::size_t>(i * n_vocab), static_cast<std::size_t>(n_vocab)));
@@ -429,8 +351,8 @@ void measure_ppl(Request& r, Engine& engine) {
   std::size_t n_logged = 0;
   const auto n_window = static_cast<std::int64_t>(r.ids.size()) / r.window;
   const Perplexity p = perplexity(engine, r.ids, r.window, [&](const Perplexity& so_far) {
-    for (; r.log && n_logged < engine.timings().size(); ++n_logged) {
-      r.log->step(RunLog::Phase::kPrefill, engine.timings()[n_logged]);
+    for (; r.notes.log && n_logged < engine.timings().size(); ++n_logged) {
+      r.notes.log->step(RunLog::Phase::kPrefill, engine.timings()[n_logged]);
     }
     if (so_far.n_window % 16 == 0 || so_far.n_window == n_window) {
       print_line(fmt::format("window {} of {}: ppl {:.4f} +- {:.4f}", so_far.n_window, n_window,
@@ -453,106 +375,94 @@ void measure_ppl(Request& r, Engine& engine) {
   write_out(j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
-std::optional<Fault> drive(Request& r, Engine& engine, ProgressPrinter& show) {
-  for (const std::string& w : engine.warnings()) print_line("warning: " + w);
-  std::optional<Fault> fault;
-  try {
-    if (r.log) {
-      r.log->prompt(r.ids);
-      r.log->chosen(engine.config());
-      r.log->model(engine.file(), engine.model());
-      r.log->warnings(engine.warnings());
-      r.log->ranks("loaded", engine.reports());
-    }
-    if (!r.text_file.empty()) {
-      measure_ppl(r, engine);
-    } else {
-      r.out.empty() ? compare_run(r, engine, show) : write_logits(r, engine, show);
-    }
-    if (r.log) r.log->ranks("ended", engine.reports());
-    // These leave the ranks between two steps, from where they can end in order.
-  } catch (const Interrupted&) {
-    fault = fault_of(std::current_exception());
-  } catch (const std::system_error&) {
-    fault = fault_of(std::current_exception());
-  } catch (const std::invalid_argument&) {
-    fault = fault_of(std::current_exception());
-  } catch (const NonFiniteError&) {
-    fault = fault_of(std::current_exception());
+void run_command(Request& r, Engine& engine) {
+  switch (r.command) {
+    case Request::Command::kLogits:
+      return write_logits(r, engine);
+    case Request::Command::kCompare:
+      return compare_run(r, engine);
+    case Request::Command::kPpl:
+      return measure_ppl(r, engine);
+    case Request::Command::kGreedy:
+      return greedy_of_run(r.greedy, engine, r.notes.log.get());
   }
-  engine.stop(fault ? fault->exit_code : kExitOk);
-  return fault;
 }
 
-std::optional<Fault> close_log(Request& r, const std::optional<Fault>& fault) {
-  if (!r.log) return fault;
-  r.log->close(!fault                                 ? "finished"
-               : fault->exit_code == kExitInterrupted ? "interrupted"
-                                                      : "failed",
-               fault ? "" : "all ids", fault ? fault->line : "");
-  const std::optional<std::string> trouble = r.log->trouble();
-  return trouble && !fault ? Fault{kExitEnvironment, *trouble} : fault;
-}
-
-int run_engine(Request& r, World& world, Comm& comm, const RunConfig& config) {
-  ProgressPrinter show;
-  const RankDevice device = make_rank_device(config, world, comm);
-  Engine engine(config, device.comm(comm), *device.backend, [&](const Progress& p) {
-    if (world.rank() == 0) show(p);
-    if (stop_asked()) throw Interrupted("stopped on request while loading");
+std::optional<Fault> drive(Request& r, Engine& engine) {
+  const std::optional<Fault> fault = guarded(engine, [&] {
+    if (r.notes.log && !r.ids.empty()) r.notes.log->prompt(r.ids);
+    begin_notes(r.notes, engine);
+    run_command(r, engine);
+    if (r.notes.log) r.notes.log->ranks("ended", engine.reports());
   });
-  std::optional<Fault> fault;
-  if (world.rank() == 0) {
-    fault = close_log(r, drive(r, engine, show));
-  } else {
-    engine.serve();
-  }
-  comm.agree(fault);
-  return kExitOk;
+  return close_log(r.notes, fault, fault ? "" : "all ids");
 }
 
 using Prepare = std::function<bool(Request&)>;
 
+std::optional<RunConfig> prepare_job(Request& r, const Prepare& prepare,
+                                     const std::string& command_line, const World& world) {
+  if (!prepare(r)) return std::nullopt;
+  const RunConfig& config = r.command == Request::Command::kGreedy ? r.greedy.config : r.config;
+  if (!config.log.empty()) {
+    r.notes.log =
+        std::make_unique<RunLog>(config.log, run_facts("k3eval", command_line, config, world));
+  }
+  return config;
+}
+
 int run(const Prepare& prepare, const std::string& command_line, World& world, Comm& comm) {
   Request r;
-  std::optional<RunConfig> config;
-  on_rank_0(comm, [&] {
-    if (!prepare(r)) return;
-    config = r.config;
-    if (!r.config.log.empty()) {
-      r.log = std::make_unique<RunLog>(r.config.log,
-                                       run_facts("k3eval", command_line, r.config, world));
-    }
-  });
-  config = share_config(comm, config);
-  if (!config) return kExitOk;
-  comm.set_time_limit(config->time_limit_s);
-  if (config->threads == 0) config->threads = threads_per_rank(world, comm);
-  stop_on_signals();
-  try {
-    return run_engine(r, world, comm, *config);
-  } catch (...) {
-    // After close_log() this changes nothing.
-    const Fault fault = fault_of(std::current_exception());
-    if (r.log)
-      r.log->close(fault.exit_code == kExitInterrupted ? "interrupted" : "failed", "", fault.line);
-    throw;
-  }
+  return run_job(
+      world, comm, r.notes, [&] { return prepare_job(r, prepare, command_line, world); },
+      [&](const RunConfig& config) {
+        // A model that makes the reference goes first, and is gone before the other is loaded.
+        if (std::optional<RunConfig> other = share_config(comm, r.greedy.other)) {
+          other->threads = config.threads;
+          with_engine(world, comm, r.notes, *other, [&](Engine& engine) {
+            return guarded(engine, [&] { greedy_reference(r.greedy, engine); });
+          });
+        }
+        with_engine(world, comm, r.notes, config, [&](Engine& engine) { return drive(r, engine); });
+      });
 }
 
 // Whether the options ask for two files, which needs no ranks; malformed ones are for rank 0 to refuse.
 bool wants_files_only(const std::string& command, const std::vector<std::string>& args) {
-  return command == "compare" && std::any_of(args.begin(), args.end(), [](const std::string& a) {
-           return a == "--run" || a.rfind("--run=", 0) == 0;
-         });
+  return (command == "compare" || command == "greedy-agreement") && greedy_files_only(args);
 }
 
-int compare_files_main(const std::vector<std::string>& args) {
-  Request r;
+bool prepare_compare(Request& r, const std::vector<std::string>& args) {
   Options o = compare_options(r);
-  if (!parse(o, args)) return kExitOk;
+  if (!parse(o, args)) return false;
   check_compare(r, o);
-  return compare_files(r);
+  return true;
+}
+
+int files_main(const std::string& command, const std::vector<std::string>& args) {
+  Request r;
+  if (command == "compare") {
+    if (prepare_compare(r, args)) compare_files(r);
+  } else if (prepare_greedy(r.greedy, args)) {
+    greedy_of_files(r.greedy);
+  }
+  return kExitOk;
+}
+
+// False: there is nothing to run, a page has been printed.
+bool prepare(Request& r, const std::string& command, const std::vector<std::string>& args) {
+  using Command = Request::Command;
+  if (command == "--help" || command == "-h") return write_out(kHelp), false;
+  if (command == "--version") return write_out(full_version_text("k3eval")), false;
+  if (command == "logits") return r.command = Command::kLogits, prepare_logits(r, args);
+  if (command == "compare") return r.command = Command::kCompare, prepare_compare(r, args);
+  if (command == "ppl") return r.command = Command::kPpl, prepare_ppl(r, args);
+  if (command == "greedy-agreement") {
+    return r.command = Command::kGreedy, prepare_greedy(r.greedy, args);
+  }
+  const std::string known = "logits, compare, ppl or greedy-agreement; k3eval --help";
+  throw std::invalid_argument(command.empty() ? "a command is missing: " + known
+                                              : command + ": not a command; " + known);
 }
 
 }  // namespace
@@ -560,27 +470,20 @@ int compare_files_main(const std::vector<std::string>& args) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> args = k3::arguments(argc, argv);
+  const bool page = k3::asks_for_page(args);
   const std::string command = args.empty() ? "" : args[0];
   if (!args.empty()) args.erase(args.begin());
-  if (k3::wants_files_only(command, args)) {
-    return k3::local_main("k3eval", [&] { return k3::compare_files_main(args); });
+  if (page) {
+    return k3::page_main("k3eval", [&] {
+      k3::Request r;
+      k3::prepare(r, command, args);
+    });
   }
-  const auto prepare = [&](k3::Request& r) -> bool {
-    if (command == "--help" || command == "-h") return k3::write_out(k3::kHelp), false;
-    if (command == "--version") return k3::write_out(k3::full_version_text("k3eval")), false;
-    if (command == "logits") return k3::prepare_logits(r, args);
-    if (command == "ppl") return k3::prepare_ppl(r, args);
-    if (command == "compare") {
-      k3::Options o = k3::compare_options(r);
-      if (!k3::parse(o, args)) return false;
-      k3::check_compare(r, o);
-      return true;
-    }
-    throw std::invalid_argument(
-        command.empty() ? "a command is missing: logits, compare or ppl; k3eval --help"
-                        : command + ": not a command; logits, compare or ppl; k3eval --help");
-  };
+  if (k3::wants_files_only(command, args)) {
+    return k3::local_main("k3eval", [&] { return k3::files_main(command, args); });
+  }
   return k3::rank_main("k3eval", [&](k3::World& world, k3::Comm& comm) {
-    return k3::run(prepare, k3::shell_quoted(argc, argv), world, comm);
+    return k3::run([&](k3::Request& r) { return k3::prepare(r, command, args); },
+                   k3::shell_quoted(argc, argv), world, comm);
   });
 }

@@ -1,7 +1,6 @@
 // k3run: prompt in, text out.
 #include <unistd.h>
 
-#include <chrono>
 #include <limits>
 #include <optional>
 #include <string>
@@ -11,36 +10,54 @@
 #include <fmt/core.h>
 
 #include "apps/build_info.h"
-#include "apps/device.h"
+#include "apps/chat_options.h"
+#include "apps/generation.h"
+#include "apps/interactive.h"
 #include "apps/job.h"
 #include "apps/launch_main.h"
 #include "apps/local_main.h"
 #include "apps/options.h"
-#include "apps/progress.h"
+#include "apps/reply_text.h"
 #include "loader/parts.h"
+#include "rank/chat_json.h"
 #include "rank/detokenizer.h"
 #include "rank/fault.h"
+#include "rank/json_text.h"
 #include "rank/tokenizer.h"
 
 namespace k3 {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr const char* kSynopsis = R"(k3run [--model FILE] --prompt TEXT [options]
 k3run [--model FILE] --prompt-file FILE [options]
 ... | k3run [--model FILE] [options]
+k3run [--model FILE] --chat FILE.json [--chat-user TEXT] [options]
+k3run [--model FILE] [--system TEXT] --chat-user TEXT [options]
+k3run [--model FILE] --interactive [options]
 mpirun -n P k3run ...)";
 
 constexpr const char* kAbout =
-    R"(Continues a text with a Kimi K3 model in a GGUF file, over as many MPI ranks as it is started on.
+    R"(Continues a text, or replies in a chat, with a Kimi K3 model in a GGUF file, over as many MPI ranks
+as it is started on.
 
-The prompt is used as it is, without chat markup. It may hold any bytes: what is not UTF-8 is
+A prompt is used as it is, without chat markup. It may hold any bytes: what is not UTF-8 is
 tokenized byte by byte. One line end at the end of a prompt from a file or from standard input is
 dropped. Generation ends at the file's end token, [EOS] or <|end_of_msg|>, after --predict tokens,
 when --ctx is full, or on request: Ctrl-C, SIGTERM or SIGUSR1 end it after the current step, a
 second Ctrl-C at once. mpirun passes SIGUSR1 on and ends with our exit code; interrupted itself, it
 gives the ranks one second and ends with a code of its own.
+
+A chat (--chat, --chat-user, --interactive) is put into K3's markup, in which nothing that anybody
+typed is markup, and --predict is what the context has room for unless it is given. The reply is
+taken apart while it comes: thinking, answer, calls of tools. It ends for a reason: stop, length
+(--predict or --ctx), tool_calls, interrupted.
+
+--interactive talks at rank 0's terminal: the keys come over standard input, which mpirun passes on
+to rank 0, and Ctrl-C is a key that stops the reply; mpirun never sees it. It must be started in the
+terminal's foreground, with rank 0 on that host (srun: --pty). Once the model is loaded:
+  /reset   a new conversation; system messages and tools stay
+  /quit    ends; Ctrl-D, or Ctrl-C twice on an empty line, does too
+  /help    lists these
 
 Standard output gets the generated text, as it comes and always valid UTF-8, and a line end where it
 has none. All else goes to standard error: options, progress, warnings and one line of numbers.
@@ -50,6 +67,9 @@ TTFT: ms from the prompt's ids to the first token; TPOT: mean ms per later token
 constexpr const char* kExamples = R"(  k3run --prompt 'The capital of France is' -n 16 --temp 0
   mpirun -n 4 k3run --model K3-00001-of-00009.gguf --tp 2 --pp 2 --prompt-file q.txt --log run.h5
   echo 'Once upon a time' | k3run --seed 7
+  k3run --chat-user 'What is the capital of Italy?' --thinking-effort off --temp 0
+  k3run --chat request.json --output json > reply.json
+  mpirun -n 2 k3run --interactive --system 'Answer briefly.'
 )";
 
 // Where a prompt comes from, and its ids.
@@ -63,23 +83,14 @@ struct Prompt {
 // Rank 0's share of a run: everything that people see.
 struct Session {
   RunConfig config;
+  ChatOptions chat;
+  NamedTexts chat_texts;               // the chat's options that were given
+  std::optional<ChatRequest> request;  // a chat
   Prompt prompt;
   std::optional<Tokenizer> tokenizer;
-  std::unique_ptr<RunLog> log;
-  ProgressPrinter progress;
+  std::unique_ptr<Terminal> terminal;  // --interactive
+  JobNotes notes;
 };
-
-struct Generation {
-  std::int64_t n_text = 0;  // tokens printed
-  std::string reason;
-  double ttft_s = 0;
-  double later_s = 0;  // all tokens after the first
-  std::int64_t n_later = 0;
-};
-
-double seconds_since(Clock::time_point t) {
-  return std::chrono::duration<double>(Clock::now() - t).count();
-}
 
 void read_prompt(Prompt& prompt, const Options& options) {
   const bool from_file = options.given("--prompt-file");
@@ -92,7 +103,8 @@ void read_prompt(Prompt& prompt, const Options& options) {
   }
   if (!from_file && !options.given("--prompt") && isatty(STDIN_FILENO) == 1) {
     throw std::invalid_argument(
-        "--prompt: not given, and standard input is a terminal; k3run --help");
+        "--prompt: not given, and standard input is a terminal (--interactive chats there); k3run "
+        "--help");
   }
   const std::string path = from_file ? prompt.file : "-";
   prompt.where = path == "-" ? "standard input" : path;
@@ -102,33 +114,38 @@ void read_prompt(Prompt& prompt, const Options& options) {
 }
 
 // Everything about the prompt that can be wrong is found here, from the headers alone, before gigabytes are read.
-void encode_prompt(Session& s) {
+void encode_prompt(Session& s, bool predict_given) {
   OpenOptions open;
   open.ignore_split_count = s.config.ignore_split_count;
   const ModelFile file = ModelFile::open(s.config.model, open);
   std::vector<std::string> inputs = part_paths(file);
-  inputs.push_back(s.prompt.file);
+  inputs.insert(inputs.end(), {s.prompt.file, s.chat.file});
   refuse_to_replace("--log", s.config.log, inputs);
   std::vector<std::string> dialects;  // the engine reports them
   const ModelConfig model =
       read_model_config(file.metadata(), file.tensors(), s.config.model, dialects);
   s.tokenizer.emplace(read_vocab(file.metadata(), s.config.model));
-  s.prompt.ids = s.tokenizer->encode(
-      s.prompt.text, s.config.control_tokens ? ControlText::kRecognised : ControlText::kAsText);
-  if (s.prompt.ids.empty()) throw std::invalid_argument(s.prompt.where + ": the prompt is empty");
-  check_ids(s.prompt.ids, model.n_vocab, s.prompt.where);
   const std::int64_t limit = std::min(model.n_ctx, kDefaultContext);
   const std::int64_t n_ctx = s.config.n_ctx > 0 ? s.config.n_ctx : limit;
-  if (static_cast<std::int64_t>(s.prompt.ids.size()) > n_ctx) {
+  if (s.request && !predict_given) s.config.n_predict = n_ctx;
+  if (!s.request) {
+    s.prompt.ids = s.tokenizer->encode(
+        s.prompt.text, s.config.control_tokens ? ControlText::kRecognised : ControlText::kAsText);
+  } else if (!s.request->messages.empty()) {
+    s.prompt.ids = s.tokenizer->encode_segments(render_chat(*s.request));
+  }
+  if (s.prompt.ids.empty() && !s.chat.interactive) {
+    throw std::invalid_argument(s.prompt.where + ": the prompt is empty");
+  }
+  check_ids(s.prompt.ids, model.n_vocab, s.prompt.where);
+  if (std::ssize(s.prompt.ids) > n_ctx) {
     throw std::invalid_argument(fmt::format(
         "{}: the prompt has {} tokens, --ctx is {}{} (the model's limit is {})", s.prompt.where,
         s.prompt.ids.size(), n_ctx, s.config.n_ctx > 0 ? "" : ", the default", model.n_ctx));
   }
 }
 
-// Options, prompt and log; nothing on the line means that there is nothing to run (--help).
-std::optional<RunConfig> prepare(Session& s, int argc, char** argv, World& world) {
-  Options options({"k3run", kSynopsis, kAbout, kExamples});
+void add_options(Options& options, Session& s) {
   add_model_options(options, s.config);
   options.group("Prompt");
   options.text("--prompt", "TEXT", s.prompt.text,
@@ -139,216 +156,263 @@ std::optional<RunConfig> prepare(Session& s, int argc, char** argv, World& world
                "Reads control tokens such as <|open|> in the prompt as tokens, and writes those "
                "generated. Without it "
                "they are ordinary text in the prompt, and left out of the output.");
+  add_chat_options(options, s.chat);
   add_sampling_options(options, s.config);
   add_sequence_options(options, s.config);
   add_world_options(options, s.config);
   add_log_options(options, s.config);
-  const Options::Outcome outcome = options.parse(arguments(argc, argv));
+}
+
+void read_chat(Session& s, const Options& options) {
+  std::vector<std::string> ignored;
+  s.request = read_chat_request(options, s.chat, ignored);
+  s.prompt.where = !options.given("--chat") ? "--chat-user"
+                   : s.chat.file == "-"     ? "standard input"
+                                            : s.chat.file;
+  for (const std::string& name : ignored) {
+    print_line(fmt::format("warning: {}: {}: has no effect here", s.prompt.where, name));
+  }
+  s.chat_texts = describe(options, s.chat);
+}
+
+// False: there is nothing to run, a page has been printed.
+bool parse(Options& options, const std::vector<std::string>& args) {
+  const Options::Outcome outcome = options.parse(args);
   if (outcome == Options::Outcome::kHelp) write_out(options.help());
   if (outcome == Options::Outcome::kVersion) write_out(full_version_text("k3run"));
-  if (outcome != Options::Outcome::kRun) return std::nullopt;
+  return outcome == Options::Outcome::kRun;
+}
+
+// Options, prompt and log.
+std::optional<RunConfig> prepare(Session& s, int argc, char** argv, World& world) {
+  Options options({"k3run", kSynopsis, kAbout, kExamples});
+  add_options(options, s);
+  if (!parse(options, arguments(argc, argv))) return std::nullopt;
   if (!options.given("--model")) s.config.model = default_model();
   check(s.config);
-  read_prompt(s.prompt, options);
-  encode_prompt(s);
+  check_chat_options(options, s.chat);
+  wants_chat(options) ? read_chat(s, options) : read_prompt(s.prompt, options);
+  encode_prompt(s, options.given("--predict"));
+  if (s.chat.interactive) {
+    s.terminal = std::make_unique<Terminal>();
+    s.terminal->take_notes();
+  }
 
+  NamedTexts shown = describe(s.config);
+  shown.insert(shown.end(), s.chat_texts.begin(), s.chat_texts.end());
   std::string line = std::string("k3run ") + build_info().version + ", " +
                      std::to_string(world.size()) + (world.size() == 1 ? " rank:" : " ranks:");
-  for (const auto& [name, value] : describe(s.config)) {
+  for (const auto& [name, value] : shown) {
     if (name != "slots" && !value.empty() && value != "no")
       line += " --" + name + (value == "yes" ? "" : " " + value);
   }
   print_line(line);
   if (!s.config.log.empty()) {
-    s.log = std::make_unique<RunLog>(s.config.log,
-                                     run_facts("k3run", shell_quoted(argc, argv), s.config, world));
-    s.log->prompt(s.prompt.ids);
+    RunFacts facts = run_facts("k3run", shell_quoted(argc, argv), s.config, world);
+    facts.options.insert(facts.options.end(), s.chat_texts.begin(), s.chat_texts.end());
+    s.notes.log = std::make_unique<RunLog>(s.config.log, facts);
   }
   return s.config;
 }
 
-// Logs the forward steps that the engine has made since the last call.
-class StepLogger {
+// ---- one text -------------------------------------------------------------------------------------------------------
+
+// Standard output, with a line end at its end where there was any text.
+class Out {
  public:
-  StepLogger(RunLog* log, const Engine& engine) : log_(log), engine_(engine) {}
-  void operator()(RunLog::Phase phase) {
-    const std::vector<StepTiming>& all = engine_.timings();
-    for (; n_logged_ < all.size(); ++n_logged_) {
-      if (log_) log_->step(phase, all[n_logged_]);
-    }
+  void operator()(const std::string& piece) {
+    if (piece.empty()) return;
+    line_open_ = piece.back() != '\n';
+    write_out(piece);
+  }
+  void end() {
+    if (line_open_) write_out("\n");
+    line_open_ = false;
   }
 
  private:
-  RunLog* log_;
-  const Engine& engine_;
-  std::size_t n_logged_ = 0;
+  bool line_open_ = false;
 };
 
-// Why generation must not go on after token number `n_drawn`, or nothing.
-std::string stop_reason(const Session& s, const Engine& engine, const Decision& d,
-                        std::int64_t n_drawn) {
-  if (!s.config.ignore_eos && s.tokenizer->is_stop(d.id))
-    return "end token " + s.tokenizer->bytes(d.id);
-  if (n_drawn >= engine.config().n_predict) return "length";
-  if (engine.length(0) >= engine.config().n_ctx) return "context full";
-  if (engine.stop_requested()) return "interrupted";
+std::string ending_text(const Session& s, const Generation& g) {
+  switch (g.ending) {
+    case Generation::Ending::kEndToken:
+      return "end token " + s.tokenizer->bytes(g.ids.back());
+    case Generation::Ending::kSink:
+      return "end of the message";
+    case Generation::Ending::kLength:
+      return "length";
+    case Generation::Ending::kContextFull:
+      return "context full";
+    case Generation::Ending::kStopped:
+      return "interrupted";
+  }
   return {};
 }
 
-void generate(Session& s, Engine& engine, Generation& out) {
-  Detokenizer text(*s.tokenizer, {.skip_control = !s.config.control_tokens, .raw = false});
-  StepLogger log_steps(s.log.get(), engine);
-  const auto prefill_progress = [&](const Progress& p) {
-    log_steps(RunLog::Phase::kPrefill);
-    s.progress(p);
-    if (stop_asked() && p.done < p.total) {
-      throw Interrupted(
-          fmt::format("stopped on request after {} of {} prompt tokens", p.done, p.total));
-    }
-  };
-  bool line_open = false;  // the text so far does not end in a line end
-  const auto emit = [&](const std::string& piece) {
-    if (piece.empty()) return;
-    line_open = piece.back() != '\n';
-    write_out(piece);
-  };
+Generation generate(Session& s, Engine& engine, const Generator::Sink& sink) {
+  Generator generator(engine, *s.tokenizer, s.notes.log.get());
+  if (s.notes.log) s.notes.log->prompt(s.prompt.ids);
   engine.reset(0);
-  Clock::time_point before = Clock::now();
-  Decision d = engine.extend(0, s.prompt.ids, engine.config().sampler, 0, false, prefill_progress);
-  log_steps(RunLog::Phase::kPrefill);
-  for (std::uint64_t draw = 1;; ++draw) {
-    const double seconds = seconds_since(before);
-    before = Clock::now();
-    if (draw == 1) {
-      out.ttft_s = seconds;
-    } else {
-      out.later_s += seconds;
-      ++out.n_later;
-    }
-    if (s.config.n_predict == 0) {
-      out.reason = "length";
-      break;
-    }
-    if (s.log) s.log->token(d, seconds);
-    const bool ends = !s.config.ignore_eos && s.tokenizer->is_stop(d.id);
-    if (!ends) {
-      ++out.n_text;
-      emit(text.push(d.id));
-    }
-    out.reason = stop_reason(s, engine, d, static_cast<std::int64_t>(draw));
-    if (!out.reason.empty()) break;
-    const std::int32_t id = d.id;
-    d = engine.extend(0, std::span(&id, 1), engine.config().sampler, draw, true);
-    log_steps(RunLog::Phase::kDecode);
+  std::uint64_t n_read = 0;
+  Generation g = generator.run(
+      s.prompt.ids, {engine.config().n_predict, s.config.ignore_eos}, sink,
+      [&](const Progress& p) {
+        n_read = p.done;
+        s.notes.show(p);
+      },
+      [&] { return stop_asked() || engine.stop_requested(); });
+  if (!g.prompt_read) {
+    throw Interrupted(fmt::format("stopped on request after {} of {} prompt tokens", n_read,
+                                  s.prompt.ids.size()));
   }
-  emit(text.flush());
-  if (line_open) write_out("\n");
+  return g;
 }
 
-void report(Session& s, const Generation& g) {
+Generation continue_prompt(Session& s, Engine& engine) {
+  Detokenizer text(*s.tokenizer, {.skip_control = !s.config.control_tokens, .raw = false});
+  Out out;
+  Generation g = generate(s, engine, [&](const Decision& d, bool ends) {
+    if (!ends) out(text.push(d.id));
+    return true;
+  });
+  out(text.flush());
+  out.end();
+  return g;
+}
+
+std::string reply_json(const ParsedReply& reply, std::size_t n_prompt, std::size_t n_token) {
+  nlohmann::ordered_json j = read_json(write_reply_json(reply));
+  j["usage"] = {{"prompt_tokens", n_prompt},
+                {"completion_tokens", n_token},
+                {"total_tokens", n_prompt + n_token}};
+  return write_json(j) + "\n";
+}
+
+Generation reply_once(Session& s, Engine& engine, std::string& finish) {
+  const bool thinking = s.request->effort != ThinkingEffort::kOff;
+  ReplyParser parser(thinking);
+  ReplyText text;
+  Detokenizer raw(*s.tokenizer, {.skip_control = false, .raw = false});
+  Out out;
+  const auto show = [&](const std::vector<ReplyEvent>& events) {
+    if (s.chat.output == ReplyOutput::kText) out(text.push(events));
+  };
+  Generation g = generate(s, engine, [&](const Decision& d, bool ends) {
+    if (s.chat.output == ReplyOutput::kRaw) out(raw.push(d.id));
+    if (!belongs_to_reply(parser, *s.tokenizer, d.id, ends)) return false;
+    show(parser.push(*s.tokenizer, d.id));
+    return true;
+  });
+  show(parser.finish(finish_reason(g.ending)));
+  if (s.chat.output == ReplyOutput::kRaw) out(raw.flush());
+  if (s.chat.output == ReplyOutput::kJson) {
+    out(reply_json(parser.reply(), s.prompt.ids.size(), g.ids.size()));
+  }
+  out.end();
+  finish = finish_reason_name(parser.reply().finish_reason);
+  if (s.notes.log) s.notes.log->reply(std::ssize(g.ids), finish);
+  if (finish == "length" && thinking && parser.reply().answer.empty() &&
+      parser.reply().tool_calls.empty()) {
+    print_line("note: the reply was cut off inside the thinking, there is no answer: raise " +
+               std::string(g.ending == Generation::Ending::kLength ? "--predict" : "--ctx") +
+               " or lower --thinking-effort");
+  }
+  return g;
+}
+
+void report(Session& s, const Generation& g, const std::string& reason) {
   const auto n_prompt = static_cast<double>(s.prompt.ids.size());
+  // The token that ends a text is none of it.
+  const auto n_text =
+      std::ssize(g.ids) - (g.ending == Generation::Ending::kEndToken && !s.request ? 1 : 0);
   const double prefill = g.ttft_s > 0 ? n_prompt / g.ttft_s : 0;
-  const double tpot_ms = g.n_later > 0 ? 1e3 * g.later_s / static_cast<double>(g.n_later) : 0;
+  const double tpot_ms = g.n_later() > 0 ? 1e3 * g.later_s / static_cast<double>(g.n_later()) : 0;
   std::string line =
       fmt::format("prompt {} tokens, TTFT {:.1f} ms, prefill {:.1f} tok/s, generated {} tokens",
-                  s.prompt.ids.size(), 1e3 * g.ttft_s, prefill, g.n_text);
-  if (g.n_later > 0)
+                  s.prompt.ids.size(), 1e3 * g.ttft_s, prefill, n_text);
+  if (g.n_later() > 0)
     line += fmt::format(", TPOT {:.2f} ms, decode {:.1f} tok/s", tpot_ms, 1e3 / tpot_ms);
-  s.progress.finish();
-  print_line(line + ", ended by: " + g.reason);
-  if (!s.log) return;
-  s.log->summary("prompt_tokens", n_prompt);
-  s.log->summary("generated_tokens", static_cast<double>(g.n_text));
-  s.log->summary("ttft_ms", 1e3 * g.ttft_s);
-  s.log->summary("prefill_tok_s", prefill);
-  if (g.n_later > 0) {
-    s.log->summary("tpot_ms", tpot_ms);
-    s.log->summary("decode_tok_s", 1e3 / tpot_ms);
+  s.notes.show.finish();
+  print_line(line + ", ended by: " + reason);
+  if (!s.notes.log) return;
+  RunLog& log = *s.notes.log;
+  log.summary("prompt_tokens", n_prompt);
+  log.summary("generated_tokens", static_cast<double>(n_text));
+  log.summary("ttft_ms", 1e3 * g.ttft_s);
+  log.summary("prefill_tok_s", prefill);
+  if (g.n_later() > 0) {
+    log.summary("tpot_ms", tpot_ms);
+    log.summary("decode_tok_s", 1e3 / tpot_ms);
   }
+}
+
+struct Ended {
+  std::string reason;
+  std::string interrupted;  // the line, where a signal was the reason
+};
+
+Ended run_once(Session& s, Engine& engine) {
+  std::string finish;
+  const Generation g = s.request ? reply_once(s, engine, finish) : continue_prompt(s, engine);
+  std::string reason = ending_text(s, g);
+  if (s.request) reason = finish == reason ? finish : finish + " (" + reason + ")";
+  report(s, g, reason);
+  if (g.ending != Generation::Ending::kStopped) return {reason, ""};
+  return {reason, fmt::format("stopped on request after {} tokens", g.ids.size())};
+}
+
+// ---- a conversation -------------------------------------------------------------------------------------------------
+
+Ended converse(Session& s, Engine& engine) {
+  const InteractiveEnd end = talk(engine, *s.tokenizer, s.notes.log.get(), *s.request, *s.terminal,
+                                  {engine.config().n_predict});
+  s.terminal.reset();
+  if (s.notes.log) {
+    s.notes.log->summary("turns", static_cast<double>(end.n_turn));
+    s.notes.log->summary("prompt_tokens", static_cast<double>(end.n_prompt));
+    s.notes.log->summary("generated_tokens", static_cast<double>(end.n_token));
+  }
+  if (end.reason != "interrupted") return {end.reason, ""};
+  return {end.reason, fmt::format("stopped on request after {} replies", end.n_turn)};
 }
 
 // Rank 0 drives; what it returns all ranks agree on.
 std::optional<Fault> drive(Session& s, Engine& engine) {
-  for (const std::string& w : engine.warnings()) print_line("warning: " + w);
-  for (const std::string& w : s.tokenizer->warnings()) print_line("warning: " + w);
-  if (s.log) {
-    s.log->chosen(engine.config());
-    s.log->model(engine.file(), engine.model());
-    s.log->warnings(engine.warnings());
-    s.log->ranks("loaded", engine.reports());
-  }
-  Generation g;
-  std::optional<Fault> fault;
-  try {
-    generate(s, engine, g);
-    report(s, g);
-    if (g.reason == "interrupted") {
-      fault = Fault{kExitInterrupted, fmt::format("stopped on request after {} tokens", g.n_text)};
-    }
-    if (s.log) s.log->ranks("ended", engine.reports());
-    // After these three the ranks stand between two steps and can end in order; after any other error they do not.
-  } catch (const Interrupted&) {
-    fault = fault_of(std::current_exception());
-  } catch (const std::system_error&) {  // standard output
-    fault = fault_of(std::current_exception());
-  } catch (const NonFiniteError&) {
-    fault = fault_of(std::current_exception());
-  }
-  engine.stop(fault ? fault->exit_code : kExitOk);
-  if (!s.log) return fault;
-  s.log->close(!fault                                 ? "finished"
-               : fault->exit_code == kExitInterrupted ? "interrupted"
-                                                      : "failed",
-               g.reason, fault ? fault->line : "");
-  if (const std::optional<std::string> trouble = s.log->trouble()) {
-    // The one line of this job; an interruption is the smaller news.
-    fault = Fault{kExitEnvironment,
-                  *trouble + "; the text is whole, the log ends at its last snapshot"};
-  }
-  return fault;
-}
-
-int run_job(Session& s, World& world, Comm& comm, const RunConfig& config) {
-  const RankDevice device = make_rank_device(config, world, comm);
-  const ProgressFn on_load = [&](const Progress& p) {
-    if (world.rank() == 0) s.progress(p);
-    if (stop_asked()) throw Interrupted("stopped on request while loading");
-  };
-  Engine engine(config, device.comm(comm), *device.backend, on_load);
-  std::optional<Fault> fault;
-  if (world.rank() == 0) {
-    fault = drive(s, engine);
-  } else {
-    engine.serve();
-  }
-  comm.agree(fault);
-  return kExitOk;
+  Ended ended;
+  const std::optional<Fault> fault = guarded(engine, [&] {
+    begin_notes(s.notes, engine);
+    for (const std::string& w : s.tokenizer->warnings()) print_line("warning: " + w);
+    ended = s.terminal ? converse(s, engine) : run_once(s, engine);
+    if (s.notes.log) s.notes.log->ranks("ended", engine.reports());
+    if (!ended.interrupted.empty()) throw Interrupted(ended.interrupted);
+  });
+  return close_log(s.notes, fault, ended.reason);
 }
 
 int run(int argc, char** argv, World& world, Comm& comm) {
   Session s;
-  std::optional<RunConfig> config;
-  on_rank_0(comm, [&] { config = prepare(s, argc, argv, world); });
-  config = share_config(comm, config);
-  if (!config) return kExitOk;
-  comm.set_time_limit(config->time_limit_s);
-  if (config->threads == 0) config->threads = threads_per_rank(world, comm);
-  stop_on_signals();
-  try {
-    return run_job(s, world, comm, *config);
-  } catch (...) {
-    const Fault fault = fault_of(std::current_exception());
-    s.progress.finish();
-    if (s.log)
-      s.log->close(fault.exit_code == kExitInterrupted ? "interrupted" : "failed", "", fault.line);
-    throw;
-  }
+  return run_job(
+      world, comm, s.notes, [&] { return prepare(s, argc, argv, world); },
+      [&](const RunConfig& config) {
+        with_engine(world, comm, s.notes, config, [&](Engine& engine) { return drive(s, engine); });
+      });
+}
+
+int print_page(int argc, char** argv) {
+  return page_main("k3run", [&] {
+    Session s;
+    Options options({"k3run", kSynopsis, kAbout, kExamples});
+    add_options(options, s);
+    parse(options, arguments(argc, argv));
+  });
 }
 
 }  // namespace
 }  // namespace k3
 
 int main(int argc, char** argv) {
+  if (k3::asks_for_page(k3::arguments(argc, argv))) return k3::print_page(argc, argv);
   return k3::rank_main(
       "k3run", [&](k3::World& world, k3::Comm& comm) { return k3::run(argc, argv, world, comm); });
 }

@@ -100,6 +100,14 @@ int rank_main(const std::string& program, const std::function<int(World&, Comm&)
   }
 }
 
+int page_main(const std::string& program, const std::function<void()>& print) {
+  if (read_launch_facts().scheduler_rank.value_or(0) != 0) return kExitOk;
+  return local_main(program, [&] {
+    print();
+    return kExitOk;
+  });
+}
+
 void on_rank_0(Comm& comm, const std::function<void()>& work) {
   together(comm, [&] {
     if (comm.rank() == 0) work();

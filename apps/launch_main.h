@@ -15,6 +15,10 @@ namespace k3 {
 //    wait for it in a collective.
 int rank_main(const std::string& program, const std::function<int(World&, Comm&)>& body);
 
+// --help and --version: `print` without MPI, once, by the process that the launcher calls rank 0. A page is to be had in
+// whatever way the program was started, an interactive shell of a job script among them.
+int page_main(const std::string& program, const std::function<void()>& print);
+
 // Runs `work` on rank 0 alone; all ranks return when it has, or throw its error as AgreedFault. Collective.
 void on_rank_0(Comm& comm, const std::function<void()>& work);
 

@@ -68,6 +68,15 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
+// The first word that asks for a page instead of a run; null: none does.
+const std::string* find_page(const std::vector<std::string>& args) {
+  for (const std::string& a : args) {
+    if (a == "--") break;
+    if (a == "--help" || a == "-h" || a == "--version") return &a;
+  }
+  return nullptr;
+}
+
 // `text` broken at blanks into lines that start in column kHelpColumn.
 void append_wrapped(std::string& out, const std::string& text) {
   std::size_t column = kHelpColumn;
@@ -212,10 +221,8 @@ void Options::unknown(const std::string& spelled) const {
 }
 
 Options::Outcome Options::parse(const std::vector<std::string>& args) {
-  for (const std::string& a : args) {
-    if (a == "--") break;
-    if (a == "--help" || a == "-h") return Outcome::kHelp;
-    if (a == "--version") return Outcome::kVersion;
+  if (const std::string* page = find_page(args)) {
+    return *page == "--version" ? Outcome::kVersion : Outcome::kHelp;
   }
   po::options_description table;
   for (const Group& g : groups_) {
@@ -358,13 +365,12 @@ void add_world_options(Options& o, RunConfig& c) {
       "ranks, 10 between CUDA ranks]");
 }
 
-void add_sequence_options(Options& o, RunConfig& c) {
+void add_sequence_options(Options& o, RunConfig& c, const std::string& ctx_default) {
   c.cache_auto = true;
   o.group("Sequence");
-  o.number(
-      "--ctx", "N", c.n_ctx,
-      "Positions kept: prompt and generated tokens together. 0: the model's limit, at most 4096 "
-      "[default: 0]");
+  o.number("--ctx", "N", c.n_ctx,
+           "Positions kept: prompt and generated tokens together. 0: " + ctx_default +
+               " [default: 0]");
   o.number("--chunk", "N", c.chunk_tok, "Prompt tokens per step of the prefill.");
   o.choice(
       "--cache", {"f32", "f16", "bf16"}, static_cast<std::size_t>(c.cache),
@@ -404,6 +410,8 @@ void add_log_options(Options& o, RunConfig& c) {
 std::vector<std::string> arguments(int argc, char** argv) {
   return std::vector<std::string>(argv + (argc > 0 ? 1 : 0), argv + argc);
 }
+
+bool asks_for_page(const std::vector<std::string>& args) { return find_page(args) != nullptr; }
 
 std::string shell_quoted(int argc, char** argv) {
   std::string out;

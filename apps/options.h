@@ -93,13 +93,18 @@ void add_world_options(
     RunConfig& config);  // --tp --pp --policy --expert-groups --backend --threads ...
 void add_layout_options(Options& options,
                         Layout& layout);  // of these, --tp --pp --policy --expert-groups
-void add_sequence_options(Options& options, RunConfig& config);  // --ctx --chunk --cache
+// --ctx --chunk --cache. `ctx_default`: what --ctx 0 comes to, for --help.
+void add_sequence_options(Options& options, RunConfig& config,
+                          const std::string& ctx_default = "the model's limit, at most 4096");
 void add_sampling_options(Options& options,
                           RunConfig& config);               // -n --temp --top-k --top-p --min-p ...
 void add_log_options(Options& options, RunConfig& config);  // --log
 
 // argv[0] left out.
 std::vector<std::string> arguments(int argc, char** argv);
+
+// --help or --version is on the line: Options::parse() looks at nothing else then.
+bool asks_for_page(const std::vector<std::string>& args);
 
 // The command line as one string that a shell would read back, for the log.
 std::string shell_quoted(int argc, char** argv);

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "kernels/synth_blocks.h"
+#include "kernels/timeline.h"
 #include "loader/blocks.h"
 
 namespace k3 {
@@ -293,6 +294,8 @@ class Backend {
   virtual bool has_graphs() const { return false; }
   // Records the calls `body` makes; run() repeats them. Data calls of Comm on stream() may be among them.
   virtual std::unique_ptr<Replay> capture(const std::function<void()>& body) = 0;
+  // Marks on this stream, and the times between them. The backend must outlive it.
+  virtual std::unique_ptr<Timeline> timeline() = 0;
 
   // ---- weights --------------------------------------------------------------------------------------------------
   // Brings a band to the device, in the layout this backend's kernels want. `storage` receives the memory that must

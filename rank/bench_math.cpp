@@ -108,6 +108,67 @@ double serial_bytes(const Plan& plan, double n_row, CacheType cache) {
   return sum;
 }
 
+TokenFlops token_flops(const Plan& plan, int rank) {
+  const ModelConfig& c = plan.config();
+  TokenFlops out;
+  for (const PlannedTensor& t : plan.tensors()) {
+    if (t.dims[1] == 1 || is_conv(t.role) || t.role == Role::kTokenEmbd) continue;
+    auto flops = 2 * static_cast<double>(plan.box(t, rank).elems());
+    if (is_routed_expert(t.role))
+      flops *= static_cast<double>(c.n_expert_used) / static_cast<double>(c.n_expert);
+    (t.role == Role::kOutput ? out.head : out.layers) += flops;
+  }
+  for (std::int64_t il = plan.layers(rank).begin; il < plan.layers(rank).end; ++il) {
+    if (!c.layers[static_cast<std::size_t>(il)].is_mla) continue;
+    const auto heads = static_cast<double>(plan.heads(rank, static_cast<int>(il)).size());
+    out.per_row += heads * 2 * static_cast<double>(c.key_len + c.value_len);
+  }
+  return out;
+}
+
+PrefillFloor prefill_floor(const Plan& plan, int rank, std::int64_t depth, std::int64_t n_tok,
+                           std::int64_t chunk, CacheType cache, double gb_s, double tflops) {
+  const ModelConfig& c = plan.config();
+  const TokenFlops token = token_flops(plan, rank);
+  double experts = 0, others = 0;
+  for (const PlannedTensor& t : plan.tensors()) {
+    if (t.role == Role::kTokenEmbd) continue;
+    (is_routed_expert(t.role) ? experts : others) += static_cast<double>(plan.band_bytes(t, rank));
+  }
+  const TokenBytes state = token_bytes(plan, rank, 0, cache);
+  const double row = state.mla_rows;  // one row: the token's own
+  const double used = static_cast<double>(c.n_expert_used) / static_cast<double>(c.n_expert);
+  PrefillFloor out;
+  for (std::int64_t at = 0; at < n_tok; at += chunk) {
+    const auto n = static_cast<double>(std::min(chunk, n_tok - at));
+    const double before = static_cast<double>(depth + at);
+    const double pairs =
+        n * before + n * (n + 1) / 2;  // a token sees the rows before it and its own
+    const bool last = at + chunk >= n_tok;
+    const double flops = n * token.layers + pairs * token.per_row + (last ? token.head : 0);
+    const double reached = 1 - std::pow(1 - used, n);
+    const double bytes = experts * reached + others + state.kda_state + (before + 2 * n) * row;
+    out.flops += flops;
+    out.bytes += bytes;
+    out.seconds += std::max(flops / (tflops * 1e12), bytes / (gb_s * 1e9));
+  }
+  return out;
+}
+
+std::vector<PhaseTotal> phase_totals(std::span<const TimeSpan> spans) {
+  std::vector<PhaseTotal> out;
+  for (const TimeSpan& s : spans) {
+    auto at =
+        std::find_if(out.begin(), out.end(), [&](const PhaseTotal& p) { return p.name == s.name; });
+    if (at == out.end()) at = out.insert(out.end(), {s.name, 0, 0});
+    ++at->calls;
+    at->seconds += s.seconds;
+  }
+  std::stable_sort(out.begin(), out.end(),
+                   [](const PhaseTotal& a, const PhaseTotal& b) { return a.seconds > b.seconds; });
+  return out;
+}
+
 double floor_ms(double bytes, double ceiling_gb_s) { return bytes / (ceiling_gb_s * 1e6); }
 
 std::vector<FileExtent> file_extents(const Plan& plan, const ModelFile& file, int rank,

@@ -51,6 +51,35 @@ TokenBytes token_bytes(const Plan& plan, int rank, double n_row, CacheType cache
 // turn.
 double serial_bytes(const Plan& plan, double n_row, CacheType cache);
 
+// Floating-point operations of one rank for one token, two for each product and sum: every element of its matrices once, of
+// the routed experts the share that is used. Without the attention over the cache, vectors, and the embedding.
+struct TokenFlops {
+  double layers = 0;
+  double head = 0;  // the output projection: once a prompt, or once a decoded token
+  double per_row =
+      0;  // attention: for each row of the cache that the token sees, keys and values per head
+};
+TokenFlops token_flops(const Plan& plan, int rank);
+
+// The least time in which one rank can run a prompt of n_tok tokens from `depth` positions in steps of `chunk`: for each
+// step its operations over `tflops` or its bytes over `gb_s`, whichever takes longer. Bytes: the weights once, of the
+// routed experts those that an even choice reaches, the KDA state in and out, the rows of the cache.
+struct PrefillFloor {
+  double seconds = 0;
+  double flops = 0;
+  double bytes = 0;
+};
+PrefillFloor prefill_floor(const Plan& plan, int rank, std::int64_t depth, std::int64_t n_tok,
+                           std::int64_t chunk, CacheType cache, double gb_s, double tflops);
+
+// Spans of one name together; the longest total first.
+struct PhaseTotal {
+  std::string name;
+  std::size_t calls = 0;
+  double seconds = 0;
+};
+std::vector<PhaseTotal> phase_totals(std::span<const TimeSpan> spans);
+
 // Bytes over a ceiling, ms.
 double floor_ms(double bytes, double ceiling_gb_s);
 

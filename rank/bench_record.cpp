@@ -30,6 +30,16 @@ std::string bench_json(const BenchRecord& record) {
     for (const double v : values) column.push_back(number(v));
     j["ranks"][name] = std::move(column);
   }
+  for (const BenchTable& t : record.tables) {
+    if (!t.in_json) continue;
+    Json& table = j[t.name] = Json::object();
+    for (const auto& [name, values] : t.texts) table[name] = values;
+    for (const auto& [name, values] : t.numbers) {
+      Json column = Json::array();
+      for (const double v : values) column.push_back(number(v));
+      table[name] = std::move(column);
+    }
+  }
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

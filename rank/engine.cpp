@@ -190,6 +190,7 @@ struct Engine::Impl {
     const auto begin = Clock::now();
     send_command(world, command, ids);
     run(command, ids);
+    if (Timeline* t = shard->timeline()) t->stop();
     in_step = false;
     if (command.kind == Command::Kind::kExtend) {
       timings.push_back({static_cast<std::int64_t>(ids.size()), seconds_since(begin)});
@@ -382,6 +383,12 @@ void Engine::logits(int slot, std::span<const std::int32_t> ids, bool last_only,
   impl_->on_rows = [&] { sink(impl_->rows, impl_->n_rows); };
   impl_->extend(c, ids, last_only ? Command::Want::kNothing : Command::Want::kAllLogits, progress);
   impl_->on_rows = nullptr;
+}
+
+void Engine::trace(bool on) { impl_->shard->trace(on); }
+std::vector<TimeSpan> Engine::take_trace() {
+  Timeline* t = impl_->shard->timeline();
+  return t != nullptr ? t->take() : std::vector<TimeSpan>();
 }
 
 std::vector<RankReport> Engine::reports() {

@@ -102,6 +102,9 @@ class Engine {
   void logits(int slot, std::span<const std::int32_t> ids, bool last_only,
               const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,
               const ProgressFn& progress = {});
+  // Marks the phases of this rank's steps from now on, or no more; then what was marked since the last call. Waits.
+  void trace(bool on);
+  std::vector<TimeSpan> take_trace();
   // Collective through the protocol: every rank's report.
   std::vector<RankReport> reports();
   // True once any rank has been asked to stop (see request_stop).

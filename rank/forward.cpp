@@ -46,8 +46,8 @@ void Forward::run(const BatchView& batch) {
 }
 
 bool Forward::recordable(const BatchView& batch) const {
-  return batch.n_tok == 1 && probe_ == nullptr && backend_.has_graphs() && group_.capturable() &&
-         (plan_.layout().pp == 1 || world_.capturable());
+  return batch.n_tok == 1 && probe_ == nullptr && timeline_ == nullptr && backend_.has_graphs() &&
+         group_.capturable() && (plan_.layout().pp == 1 || world_.capturable());
 }
 
 void Forward::record(const BatchView& batch) {
@@ -77,12 +77,20 @@ void Forward::run_once(const BatchView& batch) {
   const std::vector<std::uint64_t> before = counts();
   work_.shape(batch.n_tok);
   StepContext c = context(batch);
-  if (!plan_.has_embedding(rank_)) receive_stage(batch.n_tok);
+  if (!plan_.has_embedding(rank_)) {
+    mark(point_name(Point::kStageHandOff), -1);
+    receive_stage(batch.n_tok);
+  }
   for (const Phase& phase : program_) {
+    mark(phase.name, phase.layer);
     phase.run(c, phase.layer);
+    if (phase.point != Point::kCount) mark(point_name(phase.point), phase.layer);
     speak(phase);
   }
-  if (!plan_.has_head(rank_)) send_stage(batch.n_tok);
+  if (!plan_.has_head(rank_)) {
+    mark(point_name(Point::kStageHandOff), -1);
+    send_stage(batch.n_tok);
+  }
   check_counts(before);
 }
 
@@ -139,6 +147,7 @@ void Forward::send_stage(std::int64_t n_tok) {
 View<float> Forward::head(const BatchView& batch, RowRange rows) {
   if (!plan_.has_head(rank_)) throw std::logic_error("head() on a stage without one");
   if (rows.count > work_.logits.rows) throw std::logic_error("head(): more rows than Work has");
+  mark("head", -1);
   const ModelConfig& m = plan_.config();
   const std::int64_t n_bank = m.bank_before(m.n_layer);
   const View<float> y = work_.head_in.slice(0, rows.count), out = work_.logits.slice(0, rows.count);

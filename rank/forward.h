@@ -38,6 +38,8 @@ class Forward {
   std::int32_t first_nonfinite();
 
   void set_probe(Probe* probe) { probe_ = probe; }
+  // Marks every phase and every Point from now on; null: none.
+  void set_timeline(Timeline* timeline) { timeline_ = timeline; }
 
  private:
   // A recorded step: valid for one place of the batch's arrays; and the calls that one run of it makes.
@@ -51,6 +53,9 @@ class Forward {
   void record(const BatchView& batch);
   StepContext context(const BatchView& batch);
   void speak(const Phase& phase);
+  void mark(const char* name, int layer) {
+    if (timeline_ != nullptr) timeline_->mark(name, layer);
+  }
   void receive_stage(std::int64_t n_tok);
   void send_stage(std::int64_t n_tok);
   void check_counts(const std::vector<std::uint64_t>& before) const;
@@ -65,6 +70,7 @@ class Forward {
   Comm& world_;
   Comm& group_;
   Probe* probe_ = nullptr;
+  Timeline* timeline_ = nullptr;
   std::vector<Phase> program_;
   std::unique_ptr<DeviceBuffer> first_nonfinite_;
   std::optional<Recording> recording_;

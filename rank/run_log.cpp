@@ -71,6 +71,7 @@ struct RunLog::Impl {
   h5::Group root;
   h5::Dataset step_phase, step_n_tok, step_seconds, step_end;
   h5::Dataset token_id, token_seconds, token_end, token_logit, token_logprob, token_margin;
+  std::int64_t n_turn_prompt = 0;
   bool dirty = false;
   bool closed = false;
   bool ending = false;
@@ -227,7 +228,26 @@ void RunLog::ranks(const std::string& when, std::span<const RankReport> reports)
 }
 
 void RunLog::prompt(std::span<const std::int32_t> ids) {
-  impl_->change([&] { impl_->root.group("prompt").write<std::int32_t>("id", ids); });
+  impl_->change([&] {
+    h5::Group group = impl_->root.group("prompt");
+    h5::Dataset to = group.has("id") ? group.open("id") : group.create<std::int32_t>("id");
+    to.append(ids);
+    impl_->n_turn_prompt = static_cast<std::int64_t>(ids.size());
+  });
+}
+
+void RunLog::reply(std::int64_t n_token, const std::string& finish_reason) {
+  impl_->change([&] {
+    h5::Group group = impl_->root.group("turns");
+    const bool first = !group.has("reason");
+    const auto column = [&]<class T>(const char* name, T value) {
+      h5::Dataset to = first ? group.create<T>(name) : group.open(name);
+      append(to, value);
+    };
+    column("prompt_tokens", impl_->n_turn_prompt);
+    column("generated_tokens", n_token);
+    column("reason", finish_reason);
+  });
 }
 
 void RunLog::step(Phase phase, const StepTiming& timing) {
@@ -265,6 +285,11 @@ void RunLog::bench(const BenchRecord& record) {
     g.write<double>("seconds", record.seconds);
     h5::Group ranks = impl_->root.group("bench/ranks");
     for (const auto& [name, values] : record.rank_columns) ranks.write<double>(name, values);
+    for (const BenchTable& t : record.tables) {
+      h5::Group table = impl_->root.group("bench/" + t.name);
+      for (const auto& [name, values] : t.texts) table.write<std::string>(name, values);
+      for (const auto& [name, values] : t.numbers) table.write<double>(name, values);
+    }
   });
 }
 

@@ -54,7 +54,10 @@ class RunLog {
   void warnings(const std::vector<std::string>& lines);
   // `when`: "loaded" or "ended", once each.
   void ranks(const std::string& when, std::span<const RankReport> reports);
+  // Ids given to the model; in a chat once a turn, the ids that the turn adds.
   void prompt(std::span<const std::int32_t> ids);
+  // The end of a chat's turn: ids drawn since its prompt, and the reply's finish reason.
+  void reply(std::int64_t n_token, const std::string& finish_reason);
   // A forward step that just ended.
   enum class Phase { kPrefill = 0, kDecode = 1 };
   void step(Phase phase, const StepTiming& timing);

@@ -51,6 +51,7 @@ Shard::Shard(const Plan& plan, const WeightSource& source, Backend& backend, Com
 void Shard::extend(int slot, std::span<const std::int32_t> ids, bool generated) {
   Sequence& seq = sequences_[static_cast<std::size_t>(slot)];
   const auto n = static_cast<std::int64_t>(ids.size());
+  if (timeline_) timeline_->mark("inputs", -1);
   std::vector<std::int32_t> host(ids.begin(), ids.end());
   for (std::int64_t t = 0; t < n; ++t) host.push_back(static_cast<std::int32_t>(seq.length + t));
   host.insert(host.end(), static_cast<std::size_t>(n), slot);
@@ -63,6 +64,11 @@ void Shard::extend(int slot, std::span<const std::int32_t> ids, bool generated) 
   seq.length += n;
   add_distinct(seq.seen, ids);
   if (generated) add_distinct(seq.generated, ids);
+}
+
+void Shard::trace(bool on) {
+  timeline_ = on ? backend_.timeline() : nullptr;
+  forward_->set_timeline(timeline_.get());
 }
 
 void Shard::reset(int slot) { sequences_[static_cast<std::size_t>(slot)] = {}; }
@@ -132,6 +138,7 @@ CandidateResult Shard::candidates(int slot, const Command& command) {
     last_row_ = forward_->head(batch_, {batch_.n_tok - 1, 1});
     penalise(sequences_[static_cast<std::size_t>(slot)], last_row_, command);
   }
+  if (timeline_) timeline_->mark("candidates", -1);
   return backend_.candidates(last_row_, plan_.vocab_out(rank_).begin, command.query);
 }
 

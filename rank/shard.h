@@ -59,6 +59,10 @@ class Shard {
   std::int32_t first_nonfinite() { return forward_->first_nonfinite(); }
   std::int64_t last_n_tok() const { return batch_.n_tok; }
 
+  // Where the device's time goes, from now on; with false no more.
+  void trace(bool on);
+  Timeline* timeline() { return timeline_.get(); }  // null: not traced
+
   Forward& forward() { return *forward_; }
   const Weights& weights() const { return *weights_; }
   const State& state() const { return *state_; }
@@ -82,6 +86,7 @@ class Shard {
   std::unique_ptr<State> state_;
   std::unique_ptr<Work> work_;
   std::unique_ptr<Forward> forward_;
+  std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<DeviceBuffer> batch_ids_;  // ids, pos, slot, seg_begin
   std::unique_ptr<DeviceBuffer> history_;
   BatchView batch_;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -36,6 +37,23 @@ class HeapBuffer final : public DeviceBuffer {
  private:
   std::byte* data_ = nullptr;
   std::size_t bytes_;
+};
+
+class ClockTimeline final : public Timeline {
+ protected:
+  void stamp(std::size_t i, const char*) override {
+    if (i == 0) at_.clear();
+    at_.push_back(std::chrono::steady_clock::now());
+  }
+  std::vector<double> seconds(std::size_t n) override {
+    std::vector<double> out;
+    for (std::size_t i = 0; i < n; ++i)
+      out.push_back(std::chrono::duration<double>(at_[i] - at_[0]).count());
+    return out;
+  }
+
+ private:
+  std::vector<std::chrono::steady_clock::time_point> at_;
 };
 
 class CallReplay final : public Replay {
@@ -110,6 +128,7 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Replay> capture(const std::function<void()>& body) override {
     return std::make_unique<CallReplay>(body);
   }
+  std::unique_ptr<Timeline> timeline() override { return std::make_unique<ClockTimeline>(); }
 
   Weight load(const HostBox& box, std::vector<std::unique_ptr<DeviceBuffer>>& storage) override {
     const BoxBytes b = box_bytes(box);

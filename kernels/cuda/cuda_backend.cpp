@@ -15,6 +15,7 @@
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/prefill.h"
 #include "kernels/cuda/staging.h"
+#include "kernels/cuda/timeline.h"
 
 namespace k3 {
 namespace cuda {
@@ -166,6 +167,7 @@ class CudaBackend final : public Backend {
     check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
     return std::make_unique<GraphReplay>(stream_, graph);
   }
+  std::unique_ptr<Timeline> timeline() override { return make_timeline(stream_); }
 
   Weight load(const HostBox& box, std::vector<std::unique_ptr<DeviceBuffer>>& storage) override {
     const RowBytes r = row_bytes(box);
@@ -300,13 +302,15 @@ class CudaBackend final : public Backend {
   }
   void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
                   const MlaCache& cache, const BatchView& batch) override {
-    if (attend_fast({ctx, false}, q, n_head, scale, cache, batch)) return;
+    const MlaQueries queries = absorbed(q, cache.kv_latent, cache.rope);
+    if (attend_fast({ctx, false}, queries, n_head, scale, cache, batch)) return;
     cuda::mla_attend(ctx, q, n_head, scale, cache, batch,
                      reinterpret_cast<float*>(partial_->data()), stream_);
   }
   void mla_attend_part(View<float> part, View<const float> q, std::int64_t n_head, float scale,
                        const MlaCache& cache, const BatchView& batch) override {
-    if (attend_fast({part, true}, q, n_head, scale, cache, batch)) return;
+    const MlaQueries queries = absorbed(q, cache.kv_latent, cache.rope);
+    if (attend_fast({part, true}, queries, n_head, scale, cache, batch)) return;
     cuda::mla_attend_part(part, q, n_head, scale, cache, batch, stream_);
   }
   void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part,
@@ -316,9 +320,15 @@ class CudaBackend final : public Backend {
   void mla_heads(View<float> o, View<const float> q, const Weight& k_b, const Weight& v_b,
                  std::int64_t rope, float scale, const MlaCache& cache, const BatchView& batch,
                  View<float> q_abs, View<float> ctx) override {
-    if (prefill_ && uses_expanded_mla(k_b, v_b, cache, batch.n_tok, Prefill::kBytes))
+    if (prefill_ && uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes))
       return prefill_->mla(o, q, k_b, v_b, scale, cache, batch, stream_);
-    Backend::mla_heads(o, q, k_b, v_b, rope, scale, cache, batch, q_abs, ctx);
+    // On tensor cores attention reads the rope part where it is: no copy into q_abs.
+    const MlaQueries queries{q_abs, q.columns(k_b.n_in, rope), k_b.n_in + rope};
+    if (!attends_fast(queries, k_b.n_mat, cache, batch))
+      return Backend::mla_heads(o, q, k_b, v_b, rope, scale, cache, batch, q_abs, ctx);
+    head_matmul(q_abs, k_b.n_out + rope, q, k_b.n_in + rope, k_b);
+    attend_fast({ctx, false}, queries, k_b.n_mat, scale, cache, batch);
+    head_matmul(o, v_b.n_out, ctx, v_b.n_in, v_b);
   }
   void sigmoid_gate(View<float> y, View<const float> gate) override {
     cuda::sigmoid_gate(y, gate, stream_);
@@ -378,11 +388,19 @@ class CudaBackend final : public Backend {
 
  private:
   bool is_fast() const { return precision_ == Precision::kFast; }
+  MlaChoice choose(const MlaQueries& q, std::int64_t n_head, const MlaCache& cache,
+                   const BatchView& batch) const {
+    return choose_mla(precision_,
+                      mla_shape(q, n_head, cache, batch, prop_.major * 10 + prop_.minor));
+  }
+  bool attends_fast(const MlaQueries& q, std::int64_t n_head, const MlaCache& cache,
+                    const BatchView& batch) const {
+    return choose(q, n_head, cache, batch).tensor_cores;
+  }
   // Attention on tensor cores, where choose_mla() says so; else false, and nothing is queued.
-  bool attend_fast(MlaOut out, View<const float> q, std::int64_t n_head, float scale,
+  bool attend_fast(MlaOut out, const MlaQueries& q, std::int64_t n_head, float scale,
                    const MlaCache& cache, const BatchView& batch) {
-    const MlaChoice choice = choose_mla(
-        precision_, mla_shape(q, n_head, cache, batch, prop_.major * 10 + prop_.minor));
+    const MlaChoice choice = choose(q, n_head, cache, batch);
     if (!choice.tensor_cores) return false;
     mla_decode(out, q, scale, cache, batch, choice, static_cast<int>(n_head),
                prop_.multiProcessorCount, partial_->data(), partial_->bytes(), stream_);

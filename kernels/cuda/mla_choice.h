@@ -24,6 +24,7 @@ struct MlaChoice {
   int tile_heads = 0;         // heads of a block, padded
   int n_group = 0;            // blocks that share a token's rows, each with its heads
   int group_heads = 0;        // heads of a group; the last may have fewer
+  bool pair = false;          // two groups, whose blocks share what they bring from memory
   // Queries as the sum of two rounded values: bf16 alone would lose what the scores need.
   bool split_q = false;
   bool operator==(const MlaChoice&) const = default;
@@ -43,9 +44,8 @@ inline MlaChoice choose_mla(Precision precision, const MlaShape& s) {
   const int n_head = static_cast<int>(s.n_head);
   c.n_group = (n_head + kMost - 1) / kMost;
   c.group_heads = (n_head + c.n_group - 1) / c.n_group;
-  for (const int tile : {16, 32, 48}) {
-    if (c.tile_heads == 0 && tile >= c.group_heads) c.tile_heads = tile;
-  }
+  c.pair = c.n_group == 2;
+  c.tile_heads = c.group_heads <= 16 ? 16 : c.group_heads <= 32 && !c.pair ? 32 : kMost;
   return c;
 }
 

@@ -74,6 +74,40 @@ __device__ __forceinline__ void load_tile(std::uint32_t to, const CUtensorMap& m
       : "memory");
 }
 
+// The same to both blocks of a pair, at the same places in each.
+__device__ __forceinline__ void load_tile_to_pair(std::uint32_t to, const CUtensorMap& map, int x,
+                                                  int y, int z, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(reinterpret_cast<std::uint64_t>(&map)), "r"(x), "r"(y), "r"(z), "r"(barrier),
+      "h"(static_cast<std::uint16_t>(3))
+      : "memory");
+}
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<std::uint64_t>(&map)) : "memory");
+}
+
+// At the barrier that lies at the same place in block `rank` of the cluster.
+__device__ __forceinline__ void arrive_at(std::uint32_t b, int rank) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(b),
+      "r"(rank)
+      : "memory");
+}
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+}
+
+// Programmatic dependent launch: this kernel may have started before the last one's end, the next one before this one's.
+__device__ __forceinline__ void wait_for_last_kernel() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void let_next_kernel_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 template <int kMore>
 __device__ __forceinline__ void set_registers() {  // more: above the launch's count, else below
   if constexpr (kMore > 128) {

@@ -23,8 +23,6 @@ std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / t
 
 bool whole_octets(const Weight& w) { return w.n_in % 8 == 0 && w.first % 8 == 0; }
 
-bool is_iq1s_planes(const Weight& w) { return w.type == BlockType::kIQ1_S && w.layout == kPlanes; }
-
 // Hands out scratch memory, 1024-byte aligned; with no base it only measures.
 class Carve {
  public:
@@ -85,15 +83,17 @@ bool uses_panels(const Weight& w, std::int64_t n_tok) {
 }
 
 bool uses_grouped_experts(const ExpertWeights& w, std::int64_t n_tok) {
-  return n_tok >= kMinPanelTok && !w.gate->empty() && !w.down->empty() && is_iq1s_planes(*w.gate) &&
-         is_iq1s_planes(*w.up) && is_iq1s_planes(*w.down) && w.gate->first == w.up->first &&
+  return n_tok >= kMinPanelTok && !w.gate->empty() && !w.down->empty() && whole_octets(*w.gate) &&
+         whole_octets(*w.up) && whole_octets(*w.down) && w.gate->type == w.up->type &&
+         w.gate->layout == w.up->layout && w.gate->first == w.up->first &&
          w.gate->n_in <= kMaxLatent && w.down->n_out % 8 == 0;
 }
 
 bool uses_expanded_mla(const Weight& k_b, const Weight& v_b, const MlaCache& cache,
-                       std::int64_t n_tok, std::size_t workspace_bytes) {
-  if (n_tok <= kMaxAbsorbedTok || k_b.empty() || v_b.empty()) return false;
-  const MlaScratch s = mla_scratch(cache.n_ctx, cache.kv_latent, n_tok);
+                       const BatchView& batch, std::size_t workspace_bytes) {
+  if (batch.n_tok <= kMaxAbsorbedTok * std::max<std::int64_t>(1, batch.n_seg)) return false;
+  if (k_b.empty() || v_b.empty() || cache.shard.n_part > 1) return false;
+  const MlaScratch s = mla_scratch(cache.n_ctx, cache.kv_latent, batch.n_tok);
   return k_b.n_in == 128 && cache.rope == 64 && v_b.n_out == 128 && cache.kv_latent % kPanel == 0 &&
          whole_octets(k_b) && whole_octets(v_b) && !has_row_scale(v_b.type) &&
          s.fixed + s.per_head <= static_cast<std::int64_t>(workspace_bytes);

@@ -19,18 +19,19 @@ namespace k3::cuda {
 
 // Below, a product reads its weights fewer times in the decode kernels.
 constexpr std::int64_t kMinPanelTok = 33;
-// Up to here attention goes the absorbed way, which reads each cached row once for all heads.
+// Up to here, and up to so many tokens a segment, attention goes the absorbed way: it reads each cached row once for all
+// heads, where expanding pays for every row of the cache.
 constexpr std::int64_t kMaxAbsorbedTok = 64;
 
 // Whether y = x . w^T is computed from panels. Octets of a row never cross a scale group.
 bool uses_panels(const Weight& w, std::int64_t n_tok);
 // Parts that a product is made of: 1, or 3 where an f32 weight is split: high.high + low.high + high.low.
 int panel_terms(BlockType type);
-// Whether routed experts go through the grouped product: types that it decodes in registers.
+// Whether routed experts go through the grouped product.
 bool uses_grouped_experts(const ExpertWeights& w, std::int64_t n_tok);
 // Whether attention runs in the non-absorbed form, over expanded keys and values.
 bool uses_expanded_mla(const Weight& k_b, const Weight& v_b, const MlaCache& cache,
-                       std::int64_t n_tok, std::size_t workspace_bytes);
+                       const BatchView& batch, std::size_t workspace_bytes);
 // Whether the delta rule runs in chunks: heads of 128, segments long enough to be worth it, rows on 16 bytes.
 bool uses_chunked_kda(const KdaState& state, const BatchView& batch, View<const float> qkv,
                       View<const float> g);

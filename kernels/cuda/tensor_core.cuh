@@ -82,6 +82,12 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, std:
       "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
+// Brings bytes (a multiple of 16, 16-byte aligned) as far as L2.
+__device__ __forceinline__ void bulk_prefetch(const void* global, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(global)),
+               "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void bulk_store(void* global, const void* shared, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
                    __cvta_generic_to_global(global)),
@@ -123,9 +129,9 @@ __device__ __forceinline__ void hold(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// A barrier among the 128 threads of one warpgroup.
-__device__ __forceinline__ void group_sync(int group) {
-  asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+// A barrier among `threads` threads that call it with one team; barrier 0 is __syncthreads().
+__device__ __forceinline__ void team_sync(int team, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(threads) : "memory");
 }
 template <int kRegisters>
 __device__ __forceinline__ void fewer_registers() {

@@ -78,6 +78,14 @@ refuses "logits over the model" 2 '--out .*other.gguf: would replace the input .
 cmp -s "$nano" "$scratch/own.gguf" && [ "$(cat "$scratch/prompt.txt")" = x ] || fail "an input was replaced"
 bad "log in the place of a folder" 2 '.*: is a directory, expected the name of a file' --prompt x --log "$scratch"
 
+# A file that is there stays until there is something better to put in its place.
+echo precious >"$scratch/out.f32"
+changed nan blk.5.attn_norm.weight
+run 1 "$bin/k3eval" logits --model "$scratch/bad.gguf" --ids 1 --out "$scratch/out.f32"
+refuses "logits of a model that does not load" 2 '.*blk.5.attn_norm.weight: element 0 is NaN'
+[ "$(cat "$scratch/out.f32")" = precious ] || fail "a failed run replaced its --out"
+compgen -G "$scratch/out.f32.*" >/dev/null && fail "half a file of logits is left"
+
 # ---- ids --------------------------------------------------------------------------------------------------------------
 for n in 1 2; do
   run "$n" "$bin/k3eval" logits --ids '1 2 2048' --out "$scratch/x.f32"
@@ -94,4 +102,13 @@ SLURM_NTASKS=4 SLURM_PROCID=0 run 1 "$bin/k3run" --prompt x -n 1
 refuses "singletons" 3 '.*started 4 processes'
 SLURM_NTASKS=4 SLURM_PROCID=2 run 1 "$bin/k3run" --prompt x -n 1
 [ "$rc" -eq 3 ] && [ ! -s "$scratch/err" ] || fail "of four singletons only the first speaks"
+# The shell of a job script says that there are four tasks, and starts one process. A page needs no ranks.
+for program in k3run k3eval "k3eval logits"; do
+  for page in --help --version; do
+    SLURM_NTASKS=4 SLURM_PROCID=0 run 1 $bin/$program $page
+    [ "$rc" -eq 0 ] && [ -s "$scratch/out" ] && [ ! -s "$scratch/err" ] || fail "$program $page without srun: exit code $rc"
+    SLURM_NTASKS=4 SLURM_PROCID=2 run 1 $bin/$program $page
+    [ "$rc" -eq 0 ] && [ ! -s "$scratch/out" ] || fail "$program $page: another than rank 0 speaks"
+  done
+done
 finish

@@ -22,6 +22,16 @@ run 1 "$bin/k3eval" compare --run "$scratch/one.f32" --ref "$scratch/two.f32" --
 below "$(number max_abs)" 1e-3 || fail "one rank and two: max_abs $(number max_abs)"
 [ "$(number top1)" = 1.0 ] || fail "one rank and two: top1 $(number top1)"
 
+# Weights that no file holds are the same whatever makes them.
+run 1 "$bin/k3eval" logits --threads 1 --synthetic tiny --ids '1 2 3' --out "$scratch/made.f32"
+[ "$rc" -eq 0 ] || fail "logits of synthetic weights: exit code $rc"
+vocab=$(($(stat -c %s "$scratch/made.f32") / 12))
+run 2 "$bin/k3eval" logits --synthetic tiny --ids '1 2 3' --out "$scratch/made2.f32"
+run 1 "$bin/k3eval" compare --run "$scratch/made.f32" --ref "$scratch/made2.f32" --vocab "$vocab"
+below "$(number max_abs)" 1e-3 || fail "synthetic weights on one rank and two: max_abs $(number max_abs)"
+run 1 "$bin/k3eval" logits --synthetic tiny --model "$model" --ids '1 2 3' --out "$scratch/both.f32"
+refuses "a model and a shape" 2 '--model and --synthetic: give one of the two'
+
 # Rows in another order are another model.
 tail -c +1409 "$scratch/two.f32" >"$scratch/shifted.f32"
 head -c -1408 "$scratch/one.f32" >"$scratch/short.f32"

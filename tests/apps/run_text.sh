@@ -53,6 +53,14 @@ for program in k3run "k3eval logits" "k3eval compare"; do
   [ "$rc" -eq 0 ] && grep -q '^usage:' "$scratch/out" && grep -q '^Exit codes:' "$scratch/out" || fail "$program --help"
   [ -s "$scratch/err" ] && fail "$program --help writes to standard error"
 done
+for command in "logits" "compare" "greedy-agreement"; do
+  run 1 "$bin/k3eval" $command --help
+  tr -s ' \n' ' ' <"$scratch/out" | grep -q 'generated tokens together. 0: as many as ' || fail "k3eval $command: default of --ctx"
+done
+run 1 "$bin/k3eval" ppl --help
+tr -s ' \n' ' ' <"$scratch/out" | grep -q 'generated tokens together. 0: --window \[default: 0\]' || fail "k3eval ppl: default of --ctx"
+run 2 "$bin/k3run" --help
+[ "$(grep -c '^usage:' "$scratch/out")" -eq 1 ] || fail "two ranks print their page twice"
 run 2 "$bin/k3run" --version
 [ "$rc" -eq 0 ] && [ "$(grep -c '^k3run ' "$scratch/out")" -eq 1 ] && grep -q '^mpi: ' "$scratch/out" || fail "--version"
 finish

@@ -202,6 +202,34 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("grouped experts of every type, gate and up of one and down of another") {
+  const std::int64_t latent = 256, ffn = 256, n_expert = 4, n_tok = 40, k = 2;
+  for (const BlockType type : kTypes) {
+    CAPTURE(traits(type).name);
+    compare(
+        [&](Backend& b) {
+          std::vector<std::unique_ptr<DeviceBuffer>> storage;
+          const auto whole = [&](BlockType t, std::uint64_t key) {
+            return synthetic(b, t, {latent, ffn, n_expert}, {0, 0, 0}, {latent, ffn, n_expert}, key,
+                             storage);
+          };
+          const Weight gate = whole(type, 1), up = whole(type, 2),
+                       down = whole(BlockType::kQ8_0, 3);
+          std::vector<std::int32_t> ids;
+          for (std::int64_t t = 0; t < n_tok; ++t) {
+            ids.push_back(static_cast<std::int32_t>(t % 4));
+            ids.push_back(static_cast<std::int32_t>((t + 1) % 4));
+          }
+          Matrix<std::int32_t> chosen(b, n_tok, k, ids);
+          Matrix<float> z(b, n_tok, latent, random_values(n_tok * latent, 4)),
+              weights(b, n_tok, k, random_values(n_tok * k, 5)), m(b, n_tok, latent);
+          b.experts(m, z, chosen, weights, {&gate, &up, &down, 0}, {4, 25});
+          return m.get();
+        },
+        kHalfError);
+  }
+}
+
 TEST_CASE("expanded attention: cached rows and new ones, two sequences, every cache type") {
   const std::int64_t heads = 3, n_ctx = 500;
   for (const CacheType type : {CacheType::kF32, CacheType::kF16, CacheType::kBF16}) {

@@ -104,7 +104,7 @@ TEST_CASE(
     "tensor cores serve K3's rows in f16 and bf16 for few tokens, the exact kernel all else") {
   const cuda::MlaShape k3{CacheType::kF16, 512, 64, 12, 1, 90, true, true};
   using cuda::choose_mla;
-  CHECK(choose_mla(Precision::kFast, k3) == cuda::MlaChoice{true, 16, 1, 12, false});
+  CHECK(choose_mla(Precision::kFast, k3) == cuda::MlaChoice{true, 16, 1, 12, false, false});
   CHECK(!choose_mla(Precision::kExact, k3).tensor_cores);
   for (const auto& change : std::vector<std::function<void(cuda::MlaShape&)>>{
            [](auto& s) { s.type = CacheType::kF32; }, [](auto& s) { s.kv_latent = 256; },
@@ -125,6 +125,7 @@ TEST_CASE(
       REQUIRE(c.group_heads <= c.tile_heads);
       REQUIRE(c.group_heads * c.n_group >= n);
       REQUIRE(c.group_heads * (c.n_group - 1) < n);
+      REQUIRE(c.pair == (c.n_group == 2));
       REQUIRE(c.split_q == (type == CacheType::kBF16));
     }
   }

@@ -44,18 +44,18 @@ TEST_CASE("only f32 weights are split: others have no more than f16 keeps") {
   CHECK(panel_terms(BlockType::kBF16) == 1);
 }
 
-TEST_CASE("experts are grouped where all three matrices are IQ1_S in planes") {
+TEST_CASE("experts are grouped where gate and up are alike and rows are whole octets") {
   Weight gate = matrix(BlockType::kIQ1_S, 3584, 3072, 896, kPlanes), up = gate,
-         down = matrix(BlockType::kIQ1_S, 3072, 3584, 896, kPlanes);
+         down = matrix(BlockType::kQ4_K, 3072, 3584, 896);
   const ExpertWeights w{&gate, &up, &down, 0};
   CHECK(uses_grouped_experts(w, 33));
   CHECK(!uses_grouped_experts(w, 32));
-  down.type = BlockType::kQ4_K;
+  up.type = BlockType::kQ4_K;
   CHECK(!uses_grouped_experts(w, 4096));
-  down.type = BlockType::kIQ1_S;
-  down.layout = kRaw;
+  up.type = BlockType::kIQ1_S;
+  down.first = 4;
   CHECK(!uses_grouped_experts(w, 4096));
-  down.layout = kPlanes;
+  down.first = 0;
   gate.n_mat = 0;
   CHECK(!uses_grouped_experts(w, 4096));
 }
@@ -67,11 +67,21 @@ TEST_CASE("attention is expanded for K3's heads while one head fits the workspac
   cache.n_ctx = 131072;
   cache.kv_latent = 512;
   cache.rope = 64;
-  CHECK(uses_expanded_mla(k_b, v_b, cache, 65, Prefill::kBytes));
-  CHECK(!uses_expanded_mla(k_b, v_b, cache, 64, Prefill::kBytes));
-  CHECK(!uses_expanded_mla(k_b, v_b, cache, 4096, 1 << 20));
+  BatchView batch;
+  batch.n_tok = 65;
+  batch.n_seg = 1;
+  CHECK(uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes));
+  CHECK(!uses_expanded_mla(k_b, v_b, cache, batch, 1 << 20));
+  batch.n_tok = 64;
+  CHECK(!uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes));
+  batch.n_tok = batch.n_seg = 100;  // a step of many sequences would expand every one's cache
+  CHECK(!uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes));
+  batch.n_seg = 1;
+  cache.shard.n_part = 2;
+  CHECK(!uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes));
+  cache.shard.n_part = 1;
   cache.rope = 32;
-  CHECK(!uses_expanded_mla(k_b, v_b, cache, 4096, Prefill::kBytes));
+  CHECK(!uses_expanded_mla(k_b, v_b, cache, batch, Prefill::kBytes));
 }
 
 TEST_CASE("the delta rule is chunked for heads of 128 and segments of two chunks on average") {

@@ -119,6 +119,30 @@ TEST_CASE("a log that was closed holds everything that was said, under the docum
   CHECK_FALSE(fs::exists(path + "." + std::to_string(::getpid()) + ".tmp"));
 }
 
+TEST_CASE("a chat's turns follow each other, and each says where it ends") {
+  const Folder folder;
+  const std::string path = folder.file("run.h5");
+  {
+    RunLog log(path, facts());
+    log.prompt(std::vector<std::int32_t>{5, 6, 7});
+    log.token(drawn(11), 0.3);
+    log.token(drawn(12), 0.1);
+    log.reply(2, "stop");
+    log.prompt(std::vector<std::int32_t>{8});
+    log.token(drawn(13), 0.1);
+    log.reply(1, "interrupted");
+    log.close("finished", "quit");
+  }
+  const k3::h5::Group root = k3::h5::File::open(path).root();
+  CHECK(root.open_group("prompt").open("id").read<std::int32_t>() ==
+        std::vector<std::int32_t>{5, 6, 7, 8});
+  const k3::h5::Group turns = root.open_group("turns");
+  CHECK(turns.open("prompt_tokens").read<std::int64_t>() == std::vector<std::int64_t>{3, 1});
+  CHECK(turns.open("generated_tokens").read<std::int64_t>() == std::vector<std::int64_t>{2, 1});
+  CHECK(turns.open("reason").read<std::string>() == std::vector<std::string>{"stop", "interrupted"});
+  CHECK(token_ids(path) == std::vector<std::int32_t>{11, 12, 13});
+}
+
 TEST_CASE(
     "the file on the disk is whole and running from the first moment, and follows without a "
     "close") {
