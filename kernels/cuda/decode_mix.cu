@@ -17,6 +17,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSources = 9;  // the published model's bank at its largest, and x
 constexpr int kSums = 2 * kMaxSources;
+constexpr int kFew = 6;  // sums that are not worth scattering
 
 __device__ __forceinline__ float dot4(float4 a, float4 b) {
   return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, a.w * b.w)));
@@ -47,12 +48,16 @@ __device__ __forceinline__ float scattered_sum(const float* values) {
 }
 
 // Sums `n` values over the cluster; the result is in sh.total on return.
-__device__ void cluster_sum(cg::cluster_group& cluster, Exchange& sh, const float* mine, int n,
+__device__ __forceinline__ void cluster_sum(cg::cluster_group& cluster, Exchange& sh, const float* mine, int n,
                             int round) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (n == 1) {
-    const float v = warp_sum(mine[0]);
-    if (lane == 0) sh.warp[warp][0] = v;
+  if (n <= kFew) {
+#pragma unroll
+    for (int i = 0; i < kFew; ++i) {
+      if (i >= n) break;
+      const float v = warp_sum(mine[i]);
+      if (lane == 0) sh.warp[warp][i] = v;
+    }
   } else {
     const float v = scattered_sum(mine);
     if (lane < n) sh.warp[warp][lane] = v;
@@ -135,8 +140,8 @@ __global__ void __launch_bounds__(kThreads) mix_step_kernel(const __grid_constan
       h = {fmaf(w, v.x, h.x), fmaf(w, v.y, h.y), fmaf(w, v.z, h.z), fmaf(w, v.w, h.w)};
     }
   }
-  const float square = dot4(h, h);
-  cluster_sum(cluster, sh, &square, 1, 1);
+  const float square[kSums] = {dot4(h, h)};
+  cluster_sum(cluster, sh, square, 1, 1);
   const float scale = 1.0f / sqrtf(sh.total[0] / static_cast<float>(l.x.cols) + l.eps);
   if (here) {
     *reinterpret_cast<float4*>(l.y.data + i4 * 4) = {h.x * scale * norm_w.x, h.y * scale * norm_w.y,

@@ -2,6 +2,7 @@
 // alike, and takes gate and up; the second takes down and adds the experts up in the order of choice.
 #include <algorithm>
 
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemv.cuh"
 #include "kernels/cuda/ops.h"
@@ -16,6 +17,7 @@ constexpr int kMaxUsed = 32;  // experts a token uses: a warp holds them
 constexpr int kMaxExperts = 2048;
 constexpr int kMaxStaged = 12288;  // values a block of the second launch stages
 constexpr int kMaxParts = 16;
+constexpr int kMaxShared = 222 * 1024;
 constexpr int kTileRows = 16;
 constexpr int kPartPieces = 7;                   // of a row that a warp takes at once, at most
 constexpr float kWeightFloor = 6.103515625e-5f;  // 2^-14, as the reference has it
@@ -101,6 +103,77 @@ __device__ void choose(const Routing& r, float* p, unsigned long long* candidate
       mine / (r.normalise ? fmaxf(sum, kWeightFloor) : 1.0f) * (r.scale != 0.0f ? r.scale : 1.0f);
 }
 
+// Where the warps' tiles arrive: groups of `warps` warps share a tile, each with its part of the rows' pieces, and a ring
+// of `stages` tiles.
+struct TileRing {
+  int at;  // offset in shared memory
+  int warps, stages, stage_bytes;
+};
+constexpr int kMaxStages = 4;
+
+struct TileSource {
+  const std::byte* data;
+  int n_row;
+  unsigned bytes;
+};
+
+__device__ __forceinline__ TileSource tile_source(const Rows& m, std::int64_t mat, int tile,
+                                                  int n_out) {
+  const int row = tile * kTileRows, n = min(kTileRows, n_out - row);
+  return {m.data + mat + row * m.row_bytes, n, static_cast<unsigned>(n * m.row_bytes)};
+}
+
+__device__ __forceinline__ const char* tile_row(const Rows& m, const char* tile, int row,
+                                                int n_row) {
+  return tile + min(row, n_row - 1) * m.row_bytes;
+}
+
+// All warps of a group see every item of the group, in order: use(item, where its tile lies, its rows).
+template <class Source, class Use>
+__device__ __forceinline__ void run_tiles(const TileRing& ring, char* shared, int n_item,
+                                          const Source& source, const Use& use) {
+  __shared__ std::uint64_t arrived[kWarps][kMaxStages], used[kWarps][kMaxStages];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / ring.warps,
+            n_group = kWarps / ring.warps;
+  if (threadIdx.x < n_group) {
+    for (int i = 0; i < ring.stages; ++i) {
+      barrier_init(&arrived[threadIdx.x][i], 1);
+      barrier_init(&used[threadIdx.x][i], static_cast<unsigned>(ring.warps));
+    }
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (group >= n_group) return;
+  char* stages = shared + ring.at + group * ring.stages * ring.stage_bytes;
+  const bool fetches = warp % ring.warps == 0 && lane == 0;
+  auto fetch = [&](int item, int at) {
+    const TileSource s = source(item);
+    barrier_expect(&arrived[group][at], s.bytes);
+    bulk_load(stages + at * ring.stage_bytes, s.data, s.bytes, &arrived[group][at]);
+  };
+  if (fetches) {
+    for (int i = 0; i < ring.stages && group + i * n_group < n_item; ++i)
+      fetch(group + i * n_group, i);
+  }
+  int at = 0;
+  unsigned parity = 0;
+  for (int item = group; item < n_item; item += n_group) {
+    barrier_wait(&arrived[group][at], parity);
+    use(item, stages + at * ring.stage_bytes, source(item).n_row);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&used[group][at]);
+    const int ahead = item + ring.stages * n_group;
+    if (fetches && ahead < n_item) {
+      barrier_wait(&used[group][at], parity);
+      fetch(ahead, at);
+    }
+    if (++at == ring.stages) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+}
+
 // A row's pieces cut into parts, so that warps' shares are alike.
 struct Cut {
   int parts, pieces;
@@ -131,6 +204,7 @@ struct InStep {
   Staged staged;
   int p_at, candidate_at, sums_at;  // offsets in shared memory
   Cut cut;
+  TileRing ring;
   Rows gate, up;
   std::int64_t gate_mat, up_mat;
   int n_out, n_mat, expert_begin;
@@ -165,28 +239,30 @@ __global__ void __launch_bounds__(kThreads, 1) expert_in_kernel(const __grid_con
   __syncthreads();
   const int lane = threadIdx.x % 32;
   const int tiles = (l.n_out + kTileRows - 1) / kTileRows;  // of an expert
-  const long long total = static_cast<long long>(chosen.n) * tiles;
+  const unsigned total = static_cast<unsigned>(chosen.n * tiles);
   const int t0 = static_cast<int>(total * blockIdx.x / gridDim.x),
             t1 = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
   float* gate_sums = reinterpret_cast<float*>(shared + l.sums_at);  // [tile row][part]
   float* up_sums = gate_sums + (t1 - t0) * kTileRows * l.cut.parts;
-  const Rows m[2] = {l.gate, l.up};
-  for (int unit = threadIdx.x / 32; unit < (t1 - t0) * l.cut.parts; unit += kWarps) {
-    const int at = unit / l.cut.parts, part = unit - at * l.cut.parts;
-    const int i = (t0 + at) / tiles, row = (t0 + at - i * tiles) * kTileRows + lane / 4;
-    const int row0 = min(row, l.n_out - 1), row1 = min(row + 8, l.n_out - 1);
-    const std::byte* gate = l.gate.data + chosen.expert[i] * l.gate_mat;
-    const std::byte* up = l.up.data + chosen.expert[i] * l.up_mat;
-    const std::byte* const rows[2][2] = {
-        {gate + row0 * l.gate.row_bytes, gate + row1 * l.gate.row_bytes},
-        {up + row0 * l.up.row_bytes, up + row1 * l.up.row_bytes}};
-    float acc[2][2] = {};
-    add_tile<2>(m, rows, shared, l.staged, 0, part * l.cut.pieces,
-                min((part + 1) * l.cut.pieces, l.staged.n / 128), acc);
-    const int to = (at * kTileRows + lane / 4) * l.cut.parts + part;
-    put_tile(acc[0], gate_sums, to, l.cut.parts);
-    put_tile(acc[1], up_sums, to, l.cut.parts);
-  }
+  // Item: a tile of gate, then the same of up.
+  run_tiles(
+      l.ring, shared, 2 * (t1 - t0),
+      [&](int item) {
+        const int i = (t0 + item / 2) / tiles, tile = t0 + item / 2 - i * tiles;
+        const Rows& m = item % 2 == 0 ? l.gate : l.up;
+        const std::int64_t mat = chosen.expert[i] * (item % 2 == 0 ? l.gate_mat : l.up_mat);
+        return tile_source(m, mat, tile, l.n_out);
+      },
+      [&](int item, const char* tile, int n_row) {
+        const int part = static_cast<int>(threadIdx.x) / 32 % l.ring.warps;
+        const Rows& m = item % 2 == 0 ? l.gate : l.up;
+        float acc[2] = {};
+        add_tile(m, {tile_row(m, tile, lane / 4, n_row), tile_row(m, tile, lane / 4 + 8, n_row)},
+                 shared, l.staged, 0, part * l.cut.pieces,
+                 min((part + 1) * l.cut.pieces, l.staged.n / 128), acc);
+        put_tile(acc, item % 2 == 0 ? gate_sums : up_sums,
+                 (item / 2 * kTileRows + lane / 4) * l.cut.parts + part, l.cut.parts);
+      });
   __syncthreads();
   for (int k = threadIdx.x; k < (t1 - t0) * kTileRows; k += kThreads) {
     const int tile = t0 + k / kTileRows, i = tile / tiles;
@@ -206,6 +282,7 @@ struct OutStep {
   Staged staged;  // room for the most experts a part takes
   int sums_at;    // offset in shared memory
   Cut cut;
+  TileRing ring;
   Rows down;
   std::int64_t down_mat;
   int n_out, n_part;
@@ -267,19 +344,25 @@ __global__ void __launch_bounds__(kThreads, 1)
             n_tile = tiles * (slice + 1) / n_slice - t0;
   const int lane = threadIdx.x % 32, n_row = n_tile * kTileRows;
   float* sums = reinterpret_cast<float*>(shared + l.sums_at);  // [expert][tile row][part]
-  const Rows m[1] = {l.down};
-  for (int unit = threadIdx.x / 32; unit < (i1 - i0) * n_tile * l.cut.parts; unit += kWarps) {
-    const int at = unit / l.cut.parts, piece = unit - at * l.cut.parts;
-    const int i = at / n_tile, tile_row = (at - i * n_tile) * kTileRows + lane / 4;
-    const int row = t0 * kTileRows + tile_row;
-    const std::byte* down = l.down.data + chosen.expert[i0 + i] * l.down_mat;
-    const std::byte* const rows[1][2] = {{down + min(row, l.n_out - 1) * l.down.row_bytes,
-                                          down + min(row + 8, l.n_out - 1) * l.down.row_bytes}};
-    float acc[1][2] = {};
-    add_tile<1>(m, rows, shared, s, i * n_in / 32, piece * l.cut.pieces,
-                min((piece + 1) * l.cut.pieces, n_in / 128), acc);
-    put_tile(acc[0], sums, (i * n_row + tile_row) * l.cut.parts + piece, l.cut.parts);
-  }
+  run_tiles(
+      l.ring, shared, (i1 - i0) * n_tile,
+      [&](int item) {
+        const int i = item / n_tile;
+        return tile_source(l.down, chosen.expert[i0 + i] * l.down_mat, t0 + item - i * n_tile,
+                           l.n_out);
+      },
+      [&](int item, const char* tile, int rows) {
+        const int piece = static_cast<int>(threadIdx.x) / 32 % l.ring.warps, i = item / n_tile;
+        float acc[2] = {};
+        add_tile(
+            l.down,
+            {tile_row(l.down, tile, lane / 4, rows), tile_row(l.down, tile, lane / 4 + 8, rows)},
+            shared, s, i * n_in / 32, piece * l.cut.pieces,
+            min((piece + 1) * l.cut.pieces, n_in / 128), acc);
+        put_tile(acc, sums,
+                 (i * n_row + (item - i * n_tile) * kTileRows + lane / 4) * l.cut.parts + piece,
+                 l.cut.parts);
+      });
   __syncthreads();
   const int r0 = t0 * kTileRows, r1 = min(r0 + n_row, l.n_out);
   float* out = l.n_part > 1 ? l.part + part * l.n_out : l.m;
@@ -305,6 +388,19 @@ bool in_pieces(const Weight& w) {
 }
 
 int tiles_of(const Weight& w) { return static_cast<int>((w.n_out + kTileRows - 1) / kTileRows); }
+
+TileRing ring_of(const Cut& cut, int row_bytes, int used) {
+  TileRing r{};
+  r.at = (used + 127) / 128 * 128;
+  r.warps = cut.parts;
+  r.stage_bytes = (kTileRows * row_bytes + 127) / 128 * 128;
+  if (cut.parts <= kWarps)
+    r.stages = std::min(kMaxStages, (kMaxShared - r.at) / (kWarps / r.warps * r.stage_bytes));
+  return r;
+}
+std::size_t shared_bytes(const TileRing& r) {
+  return static_cast<std::size_t>(r.at + kWarps / r.warps * r.stages * r.stage_bytes);
+}
 
 bool supported(const ExpertStep& e) {
   const Weight &gate = *e.w.gate, &up = *e.w.up, &down = *e.w.down;
@@ -341,7 +437,8 @@ bool fused_experts(const ExpertStep& e, float* hidden, std::size_t hidden_floats
   in.cut = cut_of(in.gate);
   in.sums_at = in.candidate_at + in.routing.n_expert * 8;
   const int in_tiles = n_used * tiles_of(gate) / blocks + 1;
-  const int in_shared = in.sums_at + 2 * in_tiles * kTileRows * in.cut.parts * 4;
+  const int in_row = static_cast<int>(std::max(gate.row_bytes, e.w.up->row_bytes));
+  in.ring = ring_of(in.cut, in_row, in.sums_at + 2 * in_tiles * kTileRows * in.cut.parts * 4);
   in.gate_mat = gate.mat_bytes;
   in.up_mat = e.w.up->mat_bytes;
   in.n_out = static_cast<int>(gate.n_out);
@@ -364,7 +461,8 @@ bool fused_experts(const ExpertStep& e, float* hidden, std::size_t hidden_floats
   out.down = rows_of(down);
   out.cut = cut_of(out.down);
   const int out_tiles = tiles_of(down) / (blocks / n_part) + 1;
-  const int out_shared = out.sums_at + most * out_tiles * kTileRows * out.cut.parts * 4;
+  out.ring = ring_of(out.cut, static_cast<int>(down.row_bytes),
+                     out.sums_at + most * out_tiles * kTileRows * out.cut.parts * 4);
   out.down_mat = down.mat_bytes;
   out.n_out = static_cast<int>(down.n_out);
   out.n_part = n_part;
@@ -372,17 +470,16 @@ bool fused_experts(const ExpertStep& e, float* hidden, std::size_t hidden_floats
   out.part = parts;
   out.arrived = arrived;
 
-  constexpr int kMaxShared = 100 * 1024;
-  if (in_shared > kMaxShared || out_shared > kMaxShared) return false;
+  if (in.ring.stages < 1 || out.ring.stages < 1) return false;
   static const bool raised =
       (raise_shared(reinterpret_cast<const void*>(expert_in_kernel), kMaxShared),
        raise_shared(reinterpret_cast<const void*>(expert_out_kernel), kMaxShared), true);
   static_cast<void>(raised);
   launch_chained("expert_in_kernel", expert_in_kernel, dim3(static_cast<unsigned>(blocks)),
-                 dim3(kThreads), static_cast<std::size_t>(in_shared), 1, stream, in);
+                 dim3(kThreads), shared_bytes(in.ring), 1, stream, in);
   launch_chained("expert_out_kernel", expert_out_kernel,
                  dim3(static_cast<unsigned>(blocks / n_part * n_part)), dim3(kThreads),
-                 static_cast<std::size_t>(out_shared), 1, stream, out);
+                 shared_bytes(out.ring), 1, stream, out);
   return true;
 }
 

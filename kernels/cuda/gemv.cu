@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/check_shapes.h"
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemv.cuh"
 #include "kernels/cuda/ops.h"
@@ -13,7 +14,10 @@ namespace {
 
 constexpr int kMaxInputs = 2;
 constexpr int kMaxGroups = static_cast<int>(kMaxProducts);
-constexpr int kMaxShared = 200 * 1024;
+constexpr int kMaxShared = 224 * 1024;
+constexpr int kStageBytes =
+    3840;  // the most a unit takes: 7 pieces for each lane, and their scales
+constexpr int kMaxStages = 4;
 
 struct Input {
   Operand::Op op;
@@ -31,9 +35,17 @@ struct Input {
 struct Matrix {
   Rows rows;
   int input;
-  int lanes;      // that share a row
-  int parts;      // of a row
-  int part_step;  // pieces from one part to the next
+  int pieces;  // of a row, 16 bytes each
+  int lanes;   // that share a row
+  int per;     // rows of a set
+  int per_log2;
+  unsigned inverse;  // 2^32 / parts, rounded up: exact for the units a block can have
+  int parts;         // of a row
+  int part_step;     // pieces from one part to the next
+
+  __device__ int set_of(int unit) const {
+    return parts == 1 ? unit : static_cast<int>(__umulhi(static_cast<unsigned>(unit), inverse));
+  }
 };
 
 // Rows of y: a, or a joined with b.
@@ -44,8 +56,8 @@ struct Group {
   Situ situ;
   float* y;
   int n_out;
-  int row_cost;           // bytes read for one row
-  long long cost_before;  // of the groups before this one
+  unsigned row_cost;     // 16-byte pieces read for one row
+  unsigned cost_before;  // of the groups before this one
 };
 
 struct Launch {
@@ -53,7 +65,9 @@ struct Launch {
   Group group[kMaxGroups];
   int n_input, n_group;
   int sums_at;  // offset in shared memory: the units' sums
-  long long cost;
+  int ring_at;  // and of the warps' rings
+  int stages;   // of a ring
+  unsigned cost;
 };
 
 __device__ void stage(const Input& in, char* shared, float* scratch) {
@@ -68,7 +82,7 @@ __device__ void stage(const Input& in, char* shared, float* scratch) {
     scale = 1.0f / sqrtf(square / static_cast<float>(in.n_whole) + in.eps);
   }
   const int n4 = in.staged.n / 4, rounds = (n4 + kThreads - 1) / kThreads;
-#pragma unroll 4
+#pragma unroll 6
   for (int r = 0; r < rounds; ++r) {
     const int i4 = r * kThreads + static_cast<int>(threadIdx.x);
     float4 v{}, o{};
@@ -94,30 +108,103 @@ __device__ __forceinline__ float joined(const Group& g, float a, float b) {
 }
 
 // First row of the group whose share of the cost begins at or after `at`.
-__device__ __forceinline__ int first_row(const Group& g, long long at) {
-  const long long row = (at - g.cost_before + g.row_cost - 1) / g.row_cost;
-  return static_cast<int>(max(0ll, min(row, static_cast<long long>(g.n_out))));
+__device__ __forceinline__ int first_row(const Group& g, unsigned at) {
+  if (at <= g.cost_before) return 0;
+  return static_cast<int>(
+      min((at - g.cost_before + g.row_cost - 1) / g.row_cost, static_cast<unsigned>(g.n_out)));
 }
 
-// This warp's units of a matrix's rows [r0, r1); sums[(row - r0) * parts + part]. `turn`: the warp whose turn the first
-// unit is; goes on from matrix to matrix, so that no warp takes every remainder.
-__device__ __forceinline__ void multiply_rows(const Launch& l, const Matrix& m, int r0, int r1,
-                                              const char* shared, float* sums, int& turn) {
-  const int per = 32 / m.lanes, lane = threadIdx.x % 32, sub = lane % m.lanes;
-  const int units = (r1 - r0 + per - 1) / per * m.parts;
-  const int warp = threadIdx.x / 32;
-  const Staged& s = l.input[m.input].staged;
-  for (int u = (warp - turn + kWarps) % kWarps; u < units; u += kWarps) {
-    const int set = u / m.parts, part = u - set * m.parts;
-    const int at = set * per + lane / m.lanes, row = r0 + min(at, r1 - r0 - 1);
-    const std::byte* p = m.rows.data + row * m.rows.row_bytes;
-    const int piece = part * m.part_step + sub;
-    float v = m.rows.codec == Codec::kQ8 ? unit_q8(m.rows, p, shared, s, piece, m.lanes)
-                                         : unit_f32(m.rows, p, shared, s, piece, m.lanes);
-    v = sum_lanes(v, m.lanes);
-    if (sub == 0 && at < r1 - r0) sums[at * m.parts + part] = v;
+// The block's rows of a group.
+struct Share {
+  int begin, n;
+};
+
+// Thread k finds group k's share: divisions are slow, so no thread makes more than one.
+__device__ __forceinline__ void find_shares(const Launch& l, Share* shares) {
+  if (threadIdx.x < l.n_group) {
+    const unsigned each = l.cost / gridDim.x, rest = l.cost % gridDim.x, b = blockIdx.x;
+    const Group& g = l.group[threadIdx.x];
+    const int r0 = first_row(g, b * each + min(b, rest)),
+              r1 = first_row(g, (b + 1) * each + min(b + 1, rest));
+    shares[threadIdx.x] = {r0, max(r1 - r0, 0)};
   }
-  turn = (turn + units) % kWarps;
+  __syncthreads();
+}
+
+// The units of one warp, matrix after matrix. `turn`: the warp whose turn a matrix's first unit is; it goes on from matrix to
+// matrix, so that no warp takes every remainder.
+struct Cursor {
+  const Launch& l;
+  const Share* shares;  // of every group
+  int k = -1, i = 0;    // group and matrix
+  int unit = 0, units = 0;
+  int r0 = 0, n = 0;  // the block's rows in this group
+  int turn = 0;
+  int sums = 0, next_sums = 0;  // where the matrix's sums begin
+
+  // False when no unit is left; else the fields name one.
+  __device__ bool settle() {
+    while (unit >= units) {
+      if (k == l.n_group) return false;
+      turn = (turn + units) % kWarps;
+      if (k < 0 || ++i == l.group[k].n_matrix) {
+        ++k;
+        i = 0;
+        units = unit = 0;
+        if (k == l.n_group) return false;
+        r0 = shares[k].begin;
+        n = shares[k].n;
+      }
+      const Matrix& m = l.group[k].m[i];
+      units = ((n + m.per - 1) >> m.per_log2) * m.parts;
+      unit = (static_cast<int>(threadIdx.x) / 32 - turn + kWarps) % kWarps;
+      sums = next_sums;
+      next_sums += n * m.parts;
+    }
+    return true;
+  }
+  __device__ const Matrix& matrix() const { return l.group[k].m[i]; }
+};
+
+// Lane 0: asks for the unit's bytes: whole rows, or a part of a row's codes and of its scales.
+__device__ void fetch(const Cursor& c, char* to, std::uint64_t* arrived) {
+  const Matrix& m = c.matrix();
+  const int set = m.set_of(c.unit), part = c.unit - set * m.parts;
+  const std::byte* row = m.rows.data + (c.r0 + set * m.per) * m.rows.row_bytes;
+  if (m.parts == 1) {
+    const auto bytes =
+        static_cast<unsigned>(min(m.per, c.n - set * m.per) * static_cast<int>(m.rows.row_bytes));
+    barrier_expect(arrived, bytes);
+    bulk_load(to, row, bytes, arrived);
+    return;
+  }
+  const int first = part * m.part_step, pieces = min(m.part_step, m.pieces - first);
+  const bool q8 = m.rows.codec == Codec::kQ8;
+  barrier_expect(arrived, static_cast<unsigned>(pieces * (q8 ? 17 : 16)));
+  bulk_load(to, row + first * 16, static_cast<unsigned>(pieces * 16), arrived);
+  // A half for two pieces: a byte a piece.
+  if (q8)
+    bulk_load(to + m.part_step * 16, row + m.rows.scales + first, static_cast<unsigned>(pieces),
+              arrived);
+}
+
+// The unit whose bytes lie at `from`: its rows' sums.
+__device__ __forceinline__ void multiply(const Cursor& c, const char* from, const char* shared,
+                                         float* sums) {
+  const Matrix& m = c.matrix();
+  const Staged& s = c.l.input[m.input].staged;
+  const int lane = threadIdx.x % 32, sub = lane % m.lanes;
+  const int set = m.set_of(c.unit), part = c.unit - set * m.parts;
+  const int at = set * m.per + lane / m.lanes;
+  const int first = part * m.part_step, n = min(m.part_step, m.pieces - first);
+  const char* codes = from + (m.parts > 1 ? 0
+                                          : min(lane / m.lanes, c.n - 1 - set * m.per) *
+                                                static_cast<int>(m.rows.row_bytes));
+  const char* scales = codes + (m.parts > 1 ? m.part_step * 16 : m.rows.scales);
+  float v = m.rows.codec == Codec::kQ8 ? unit_q8(codes, scales, n, shared, s, first, sub, m.lanes)
+                                       : unit_f32(codes, n, shared, s, first, sub, m.lanes);
+  v = sum_lanes(v, m.lanes);
+  if (sub == 0 && at < c.n) sums[c.sums + at * m.parts + part] = v;
 }
 
 __device__ __forceinline__ float row_sum(const float* sums, int parts) {
@@ -130,27 +217,44 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const __grid_const
   extern __shared__ __align__(128) char shared[];
   __shared__ float scratch[33];
   let_successor_start();
-  const long long begin = l.cost * blockIdx.x / gridDim.x,
-                  end = l.cost * (blockIdx.x + 1) / gridDim.x;
+  __shared__ Share shares[kMaxGroups];
+  find_shares(l, shares);
+  // Every warp has its own ring of stages in shared memory. Copies into it start while the predecessor still runs.
+  __shared__ std::uint64_t arrived[kWarps][kMaxStages];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  char* ring = shared + l.ring_at + warp * l.stages * kStageBytes;
+  Cursor ahead{l, shares};
+  if (lane == 0) {
+    for (int i = 0; i < l.stages; ++i) barrier_init(&arrived[warp][i], 1);
+    barrier_init_done();
+  }
+  __syncwarp();
+  for (int i = 0; i < l.stages && ahead.settle(); ++i, ahead.unit += kWarps)
+    if (lane == 0) fetch(ahead, ring + i * kStageBytes, &arrived[warp][i]);
   wait_for_predecessor();
   for (int i = 0; i < l.n_input; ++i) stage(l.input[i], shared, scratch);
   __syncthreads();
   float* sums = reinterpret_cast<float*>(shared + l.sums_at);
-  int turn = 0;
-  for (int k = 0; k < l.n_group; ++k) {
-    const Group& g = l.group[k];
-    const int r0 = first_row(g, begin), r1 = first_row(g, end);
-    if (r0 >= r1) continue;
-    for (int i = 0; i < g.n_matrix; ++i) {
-      multiply_rows(l, g.m[i], r0, r1, shared, sums, turn);
-      sums += (r1 - r0) * g.m[i].parts;
+  int at = 0;
+  unsigned parity = 0;
+  for (Cursor now{l, shares}; now.settle(); now.unit += kWarps) {
+    barrier_wait(&arrived[warp][at], parity);
+    multiply(now, ring + at * kStageBytes, shared, sums);
+    __syncwarp();
+    if (ahead.settle()) {
+      if (lane == 0) fetch(ahead, ring + at * kStageBytes, &arrived[warp][at]);
+      ahead.unit += kWarps;
+    }
+    if (++at == l.stages) {
+      at = 0;
+      parity ^= 1;
     }
   }
   __syncthreads();
   sums = reinterpret_cast<float*>(shared + l.sums_at);
   for (int k = 0; k < l.n_group; ++k) {
     const Group& g = l.group[k];
-    const int r0 = first_row(g, begin), n = max(first_row(g, end) - r0, 0);
+    const int r0 = shares[k].begin, n = shares[k].n;
     const float* second = sums + n * g.m[0].parts;
     for (int at = threadIdx.x; at < n; at += kThreads) {
       const float a = row_sum(sums + at * g.m[0].parts, g.m[0].parts);
@@ -192,11 +296,20 @@ bool make_matrix(const FusedProduct::Term& t, Launch& l, Matrix& m) {
   if (t.w->empty() || !need(*t.w, l.input[t.operand])) return false;
   m.rows = rows_of(*t.w);
   m.input = t.operand;
+  m.pieces = pieces_of(m.rows);
   m.lanes = lanes_for(m.rows);
-  const int loads = (pieces_of(m.rows) + m.lanes - 1) / m.lanes;
+  m.per = 32 / m.lanes;
+  const int loads = (m.pieces + m.lanes - 1) / m.lanes;
   m.parts = (loads + kMaxLoads - 1) / kMaxLoads;
-  m.part_step = (loads + m.parts - 1) / m.parts * m.lanes;
-  return true;
+  // Parts of whole lanes and of 16 pieces, so that their scales can be copied too.
+  m.part_step = (m.pieces + m.parts - 1) / m.parts;
+  m.part_step = (m.part_step + 15) / 16 * 16;
+  m.parts = (m.pieces + m.part_step - 1) / m.part_step;
+  if (m.parts == 1) m.part_step = m.pieces;
+  for (m.per_log2 = 0; 1 << m.per_log2 < m.per;) ++m.per_log2;
+  m.inverse = static_cast<unsigned>((std::uint64_t{1} << 32) / static_cast<unsigned>(m.parts)) + 1;
+  return m.parts == 1 ? m.per * m.rows.row_bytes <= kStageBytes
+                      : m.part_step * 17 <= kStageBytes && m.pieces % 16 == 0;
 }
 
 bool make_group(const FusedProduct& p, std::span<const Operand> operands, Launch& l) {
@@ -210,9 +323,9 @@ bool make_group(const FusedProduct& p, std::span<const Operand> operands, Launch
   g.situ = operands[static_cast<std::size_t>(p.a.operand)].situ;
   g.y = p.y.data;
   g.n_out = static_cast<int>(p.y.cols);
-  for (int i = 0; i < g.n_matrix; ++i) g.row_cost += static_cast<int>(g.m[i].rows.row_bytes);
+  for (int i = 0; i < g.n_matrix; ++i) g.row_cost += static_cast<unsigned>(g.m[i].rows.row_bytes / 16);
   g.cost_before = l.cost;
-  l.cost += static_cast<long long>(g.row_cost) * g.n_out;
+  l.cost += g.row_cost * static_cast<unsigned>(g.n_out);
   ++l.n_group;
   return true;
 }
@@ -222,7 +335,8 @@ int sums_bytes(const Launch& l, int blocks) {
   long long floats = 0;
   for (int k = 0; k < l.n_group; ++k) {
     const Group& g = l.group[k];
-    const long long rows = std::min<long long>(g.n_out, l.cost / blocks / g.row_cost + 2);
+    const long long rows =
+        std::min<long long>(g.n_out, l.cost / static_cast<unsigned>(blocks) / g.row_cost + 2);
     for (int i = 0; i < g.n_matrix; ++i) floats += rows * g.m[i].parts;
   }
   return static_cast<int>(std::min<long long>(floats * 4, 1 << 30));
@@ -263,8 +377,10 @@ bool fused_products(std::span<const Operand> operands, std::span<const FusedProd
     shared = lay_out(s, s.n, s.quantised, s.f32 >= 0, shared);
   }
   l.sums_at = shared;
-  shared += sums_bytes(l, device_blocks());
-  if (shared > kMaxShared) return false;
+  l.ring_at = (shared + sums_bytes(l, device_blocks()) + 127) / 128 * 128;
+  l.stages = std::min(kMaxStages, (kMaxShared - l.ring_at) / (kWarps * kStageBytes));
+  if (l.stages < 1) return false;
+  shared = l.ring_at + kWarps * l.stages * kStageBytes;
   static const cudaError_t raised =
       cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxShared);
   check(raised, "cudaFuncSetAttribute");

@@ -127,50 +127,34 @@ __device__ __forceinline__ int dot16(const int4& w, const int4& x) {
   return __dp4a(w.w, x.w, __dp4a(w.z, x.z, __dp4a(w.y, x.y, __dp4a(w.x, x.x, 0))));
 }
 
-// A unit of work: up to kMaxLoads pieces of 16 bytes of a row, `lanes` apart, from `piece` on. This lane's part of row . x.
-__device__ __forceinline__ float unit_q8(const Rows& m, const std::byte* row, const char* shared,
-                                         const Staged& s, int piece, int lanes) {
-  const int n = m.n_in / 16;
-  int4 w[kMaxLoads];
-  float d[kMaxLoads];
-#pragma unroll
-  for (int u = 0; u < kMaxLoads; ++u) {
-    const int g = piece + u * lanes;
-    w[u] = g < n ? load_stream(row + g * 16) : int4{};
-    d[u] = g < n ? half_at(row + m.scales + g / 2 * 2) : 0.0f;
-  }
+// A unit of work: pieces of 16 bytes of a row, in shared memory, `lanes` apart; this lane's are from `sub` on. They meet the
+// staged vector at piece `x_piece`. This lane's part of row . x.
+__device__ __forceinline__ float unit_q8(const char* codes, const char* scales, int n,
+                                         const char* shared, const Staged& s, int x_piece, int sub,
+                                         int lanes) {
   float acc = 0;
-#pragma unroll
-  for (int u = 0; u < kMaxLoads; ++u) {
-    const int g = min(piece + u * lanes, n - 1);
-    const int at = (g & 1) * s.half_bytes + (g >> 1) * 16;
+#pragma unroll 4
+  for (int p = sub; p < n; p += lanes) {
+    const int4 w = *reinterpret_cast<const int4*>(codes + p * 16);
+    const float d = __half2float(*reinterpret_cast<const __half*>(scales + p / 2 * 2));
+    const int g = x_piece + p, at = (g & 1) * s.half_bytes + (g >> 1) * 16;
     const int4 hi = *reinterpret_cast<const int4*>(shared + s.hi + at);
     const int4 lo = *reinterpret_cast<const int4*>(shared + s.lo + at);
-    const int q = dot16(w[u], hi) * 128 + dot16(w[u], lo);
+    const int q = dot16(w, hi) * 128 + dot16(w, lo);
     const float scale = reinterpret_cast<const float*>(shared + s.scale)[g >> 1];
-    acc = fmaf(d[u] * scale, static_cast<float>(q), acc);
+    acc = fmaf(d * scale, static_cast<float>(q), acc);
   }
   return acc;
 }
 
-__device__ __forceinline__ float unit_f32(const Rows& m, const std::byte* row, const char* shared,
-                                          const Staged& s, int piece, int lanes) {
-  const int n = m.n_in / 4;
-  int4 w[kMaxLoads];
-#pragma unroll
-  for (int u = 0; u < kMaxLoads; ++u) {
-    const int g = piece + u * lanes;
-    w[u] = g < n ? load_stream(row + g * 16) : int4{};
-  }
+__device__ __forceinline__ float unit_f32(const char* values, int n, const char* shared,
+                                          const Staged& s, int x_piece, int sub, int lanes) {
   float acc = 0;
-#pragma unroll
-  for (int u = 0; u < kMaxLoads; ++u) {
-    const int g = min(piece + u * lanes, n - 1);
-    const float4 x = *reinterpret_cast<const float4*>(shared + s.f32 + g * 16);
-    acc = fmaf(__int_as_float(w[u].x), x.x, acc);
-    acc = fmaf(__int_as_float(w[u].y), x.y, acc);
-    acc = fmaf(__int_as_float(w[u].z), x.z, acc);
-    acc = fmaf(__int_as_float(w[u].w), x.w, acc);
+#pragma unroll 4
+  for (int p = sub; p < n; p += lanes) {
+    const float4 w = *reinterpret_cast<const float4*>(values + p * 16);
+    const float4 x = *reinterpret_cast<const float4*>(shared + s.f32 + (x_piece + p) * 16);
+    acc = fmaf(w.x, x.x, fmaf(w.y, x.y, fmaf(w.z, x.z, fmaf(w.w, x.w, acc))));
   }
   return acc;
 }
@@ -188,15 +172,12 @@ struct Iq1sGroup {
   float d;
 };
 
-__device__ __forceinline__ Iq1sGroup load_group(const Rows& m, const std::byte* row, int piece,
-                                                int t, bool here) {
-  Iq1sGroup g{};
-  if (!here) return g;
-  asm("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0,%1}, [%2];"
-      : "=r"(g.codes.x), "=r"(g.codes.y)
-      : "l"(row + piece * 32 + t * 8));
-  g.scale = __ldg(reinterpret_cast<const std::uint16_t*>(row + m.scales + piece * 2));
-  g.d = half_at(row + m.d + (m.first / 128 + piece) / 2 * 2);
+// row: in shared memory.
+__device__ __forceinline__ Iq1sGroup load_group(const Rows& m, const char* row, int piece, int t) {
+  Iq1sGroup g;
+  g.codes = *reinterpret_cast<const uint2*>(row + piece * 32 + t * 8);
+  g.scale = *reinterpret_cast<const std::uint16_t*>(row + m.scales + piece * 2);
+  g.d = __half2float(*reinterpret_cast<const __half*>(row + m.d + (m.first / 128 + piece) / 2 * 2));
   return g;
 }
 
@@ -217,53 +198,36 @@ __device__ __forceinline__ float group_part(const Iq1sGroup& g, int t, int hi, i
   return scale * fmaf(delta, x_sum, x_scale * static_cast<float>(hi * 128 + lo));
 }
 
-// Pieces [begin, end) of kMats matrices' tiles, which meet the staged vector at group x_group: acc[m][0], acc[m][1] are
-// this lane's parts of rows r and r + 8, to be summed over t. row[m][i]: those rows.
-template <int kMats>
-__device__ __forceinline__ void add_tile(const Rows (&m)[kMats],
-                                         const std::byte* const (&row)[kMats][2],
+// Pieces [begin, end) of a tile in shared memory, which meets the staged vector at group x_group: acc[0] and acc[1] are this
+// lane's parts of rows r and r + 8, to be summed over t. row[i]: where those rows lie.
+__device__ __forceinline__ void add_tile(const Rows& m, const char* const (&row)[2],
                                          const char* shared, const Staged& s, int x_group,
-                                         int begin, int end, float (&acc)[kMats][2]) {
-  constexpr int kAhead = 6 / kMats;  // pieces in flight
+                                         int begin, int end, float (&acc)[2]) {
   const int lane = threadIdx.x % 32, t = lane % 4, r = lane / 4;
   const char* plane = shared + (r % 2 == 0 ? s.hi : s.lo);
-  for (int p0 = begin; p0 < end; p0 += kAhead) {
-    Iq1sGroup g[kAhead][kMats][2];
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-#pragma unroll
-      for (int k = 0; k < kMats; ++k) {
-        g[u][k][0] = load_group(m[k], row[k][0], p0 + u, t, p0 + u < end);
-        g[u][k][1] = load_group(m[k], row[k][1], p0 + u, t, p0 + u < end);
-      }
+#pragma unroll 2
+  for (int p = begin; p < end; ++p) {
+    const Iq1sGroup first = load_group(m, row[0], p, t), second = load_group(m, row[1], p, t);
+    const int own = x_group + 4 * p + t;
+    int4 even{}, odd{};
+    if (r / 2 == t) {
+      even = *reinterpret_cast<const int4*>(plane + own * 16);
+      odd = *reinterpret_cast<const int4*>(plane + own * 16 + s.half_bytes);
     }
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      if (p0 + u >= end) break;
-      const int own = x_group + 4 * (p0 + u) + t;
-      int4 even{}, odd{};
-      if (r / 2 == t) {
-        even = *reinterpret_cast<const int4*>(plane + own * 16);
-        odd = *reinterpret_cast<const int4*>(plane + own * 16 + s.half_bytes);
-      }
-      const float x_scale = reinterpret_cast<const float*>(shared + s.scale)[own];
-      const float x_sum = reinterpret_cast<const float*>(shared + s.sum)[own];
-#pragma unroll
-      for (int k = 0; k < kMats; ++k) {
-        const uint2 a = g[u][k][0].codes, b = g[u][k][1].codes;
-        constexpr unsigned kMask = 0x03030303u;
-        int c[4] = {};
-        multiply(c, a.x & kMask, b.x & kMask, a.y & kMask, b.y & kMask, even.x, odd.x);
-        multiply(c, a.x >> 2 & kMask, b.x >> 2 & kMask, a.y >> 2 & kMask, b.y >> 2 & kMask, even.y,
-                 odd.y);
-        multiply(c, a.x >> 4 & kMask, b.x >> 4 & kMask, a.y >> 4 & kMask, b.y >> 4 & kMask, even.z,
-                 odd.z);
-        multiply(c, a.x >> 6 & kMask, b.x >> 6 & kMask, a.y >> 6 & kMask, b.y >> 6 & kMask, even.w,
-                 odd.w);
-        acc[k][0] += group_part(g[u][k][0], t, c[0], c[1], x_scale, x_sum);
-        acc[k][1] += group_part(g[u][k][1], t, c[2], c[3], x_scale, x_sum);
-      }
-    }
+    const float x_scale = reinterpret_cast<const float*>(shared + s.scale)[own];
+    const float x_sum = reinterpret_cast<const float*>(shared + s.sum)[own];
+    const uint2 a = first.codes, b = second.codes;
+    constexpr unsigned kMask = 0x03030303u;
+    int c[4] = {};
+    multiply(c, a.x & kMask, b.x & kMask, a.y & kMask, b.y & kMask, even.x, odd.x);
+    multiply(c, a.x >> 2 & kMask, b.x >> 2 & kMask, a.y >> 2 & kMask, b.y >> 2 & kMask, even.y,
+             odd.y);
+    multiply(c, a.x >> 4 & kMask, b.x >> 4 & kMask, a.y >> 4 & kMask, b.y >> 4 & kMask, even.z,
+             odd.z);
+    multiply(c, a.x >> 6 & kMask, b.x >> 6 & kMask, a.y >> 6 & kMask, b.y >> 6 & kMask, even.w,
+             odd.w);
+    acc[0] += group_part(first, t, c[0], c[1], x_scale, x_sum);
+    acc[1] += group_part(second, t, c[2], c[3], x_scale, x_sum);
   }
 }
 
