@@ -227,6 +227,19 @@ TEST_CASE("a full context is one line, and /reset begins anew") {
   CHECK(t.wait_exit() == 0);
 }
 
+TEST_CASE("a message stopped while it was read does not count, and the chat before it is whole") {
+  OnTerminal t(chat_command(1, {"--chunk", "1"}));
+  t.until("> ");
+  CHECK(ask(t, kFirst).find("Rome.") != std::string::npos);
+  // Typed ahead: it is there when the first of the prompt's chunks is through.
+  t.type("My name is Anna.\r" + kCtrlC);
+  t.until("it does not count)");
+  t.until("> ");
+  CHECK(ask(t, kThird).find("Your name is Omar.") != std::string::npos);
+  t.type(kCtrlD);
+  CHECK(t.wait_exit() == 0);
+}
+
 TEST_CASE("a signal while a line is typed ends the job with exit code 5, the terminal as it was") {
   OnTerminal t(chat_command(1));
   t.until("> ");
