@@ -82,8 +82,8 @@ std::string row_text(const std::filesystem::path& folder, const nlohmann::json& 
   return fmt::format("| {} | {} | {} | {} | {}{} | {} | `{}` |\n",
                      bench.string_attribute("commit").substr(0, 7),
                      row.at("what").get<std::string>(), floor_of(bench, m.unit, row),
-                     predicted > 0 ? fmt::format("{:g} {}", predicted, m.unit) : "–", m.text,
-                     m.unit, check, row.at("kept").get<std::string>(), name);
+                     predicted > 0 ? fmt::format("{:g} {}", predicted, m.unit) : "–", m.text, check,
+                     row.at("kept").get<std::string>(), name);
 }
 
 std::string lines(const nlohmann::json& words, const char* name) {
