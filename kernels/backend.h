@@ -284,6 +284,10 @@ class Backend {
   // Names the memory that free_bytes() counts; ranks that give the same name share it ("memory of node7", a GPU's id).
   virtual std::string memory_domain() const = 0;
   virtual std::unique_ptr<DeviceBuffer> allocate(std::size_t bytes) = 0;
+  // A little memory that kernels write and the host reads where it lies, after a wait: small results without a copy.
+  virtual std::unique_ptr<DeviceBuffer> allocate_shared(std::size_t bytes) {
+    return allocate(bytes);
+  }
   virtual void upload(void* device, const void* host,
                       std::size_t bytes) = 0;  // host memory may be reused on return
   virtual void download(void* host, const void* device, std::size_t bytes) = 0;  // waits

@@ -17,9 +17,9 @@ Forward::Forward(Backend& backend, const Plan& plan, int rank, const Weights& we
       world_(world),
       group_(group),
       program_(layer_program(plan, rank)),
-      first_nonfinite_(backend.allocate(sizeof(std::int32_t))) {
-  const std::int32_t none = kAllFinite;
-  backend_.upload(first_nonfinite_->data(), &none, sizeof(none));
+      first_nonfinite_(backend.allocate_shared(sizeof(std::int32_t))) {
+  backend_.synchronize();  // it is zeroed by now
+  *reinterpret_cast<std::int32_t*>(first_nonfinite_->data()) = kAllFinite;
 }
 
 StepContext Forward::context(const BatchView& batch) {
@@ -177,9 +177,8 @@ View<float> Forward::head(const BatchView& batch, RowRange rows) {
 }
 
 std::int32_t Forward::first_nonfinite() {
-  std::int32_t value = kAllFinite;
-  backend_.download(&value, first_nonfinite_->data(), sizeof(value));
-  return value;
+  backend_.synchronize();
+  return *reinterpret_cast<const std::int32_t*>(first_nonfinite_->data());
 }
 
 std::vector<std::uint64_t> Forward::counts() const {

@@ -219,21 +219,22 @@ bool search_candidates_on_device(const float* logits, std::int64_t n, std::int64
 }
 
 std::size_t candidate_scratch_bytes() {
-  return 256 + sizeof(CandidateHeader) + kMaxDeviceCandidates * sizeof(Candidate) +
-         kMaxBlocks * (sizeof(CandidateSlice) + kMaxDeviceCandidates * sizeof(Scored)) + 1024;
+  return 256 + kMaxBlocks * (sizeof(CandidateSlice) + kMaxDeviceCandidates * sizeof(Scored)) + 1024;
 }
 
-CandidateScratch lay_out_candidates(std::byte* memory) {
+std::size_t candidate_answer_bytes() {
+  return sizeof(CandidateHeader) + kMaxDeviceCandidates * sizeof(Candidate);
+}
+
+CandidateScratch lay_out_candidates(std::byte* memory, std::byte* answer) {
   CandidateScratch s{};
   auto take = [&](std::size_t bytes) {
     std::byte* at = memory;
     memory += (bytes + 255) / 256 * 256;
     return at;
   };
-  // Header and best lie together: one copy brings the answer.
-  s.header = reinterpret_cast<CandidateHeader*>(memory);
-  s.best = reinterpret_cast<Candidate*>(memory + sizeof(CandidateHeader));
-  take(sizeof(CandidateHeader) + kMaxDeviceCandidates * sizeof(Candidate));
+  s.header = reinterpret_cast<CandidateHeader*>(answer);
+  s.best = reinterpret_cast<Candidate*>(answer + sizeof(CandidateHeader));
   s.arrived = reinterpret_cast<unsigned*>(take(sizeof(unsigned)));
   s.slice = reinterpret_cast<CandidateSlice*>(take(kMaxBlocks * sizeof(CandidateSlice)));
   s.found = take(kMaxBlocks * kMaxDeviceCandidates * sizeof(Scored));

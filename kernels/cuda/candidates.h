@@ -25,7 +25,7 @@ struct CandidateHeader {
   double sum_exp, sum_exp_scaled;
 };
 
-// Device memory of a search. `arrived` is zero before the first.
+// Memory of a search: the answer, where the host reads it, and the device's own. `arrived` is zero before the first.
 struct CandidateScratch {
   CandidateHeader* header;
   Candidate* best;  // right behind the header
@@ -34,7 +34,8 @@ struct CandidateScratch {
   std::byte* found;
 };
 std::size_t candidate_scratch_bytes();
-CandidateScratch lay_out_candidates(std::byte* memory);
+std::size_t candidate_answer_bytes();
+CandidateScratch lay_out_candidates(std::byte* memory, std::byte* answer);
 
 // Queues the search of logits[0 .. n); header and best hold the answer afterwards. False, and nothing done, where the
 // query asks for too many.

@@ -1,5 +1,6 @@
 // The CUDA backend: one device, one stream; every op is a launch, waits happen in download() and synchronize() alone.
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -24,6 +25,8 @@ namespace {
 constexpr std::size_t kHiddenFloats = std::size_t{16}
                                       << 20;  // experts: activations between their two halves
 constexpr std::size_t kRepackBytes = std::size_t{64} << 20;
+constexpr std::size_t kSmallBytes = 1024;  // uploads of at most these go through a ring of kSmalls
+constexpr std::size_t kSmalls = 64;
 constexpr std::size_t kMaxBlocks = 4096;  // of a launch whose blocks count themselves
 constexpr int kReaderThreads = 8;
 
@@ -37,6 +40,26 @@ class CudaBuffer final : public DeviceBuffer {
   ~CudaBuffer() override { cudaFree(data_); }
   CudaBuffer(const CudaBuffer&) = delete;
   CudaBuffer& operator=(const CudaBuffer&) = delete;
+  std::byte* data() const override { return data_; }
+  std::size_t bytes() const override { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_;
+};
+
+// Pinned host memory that the device sees at the same address.
+class SharedBuffer final : public DeviceBuffer {
+ public:
+  explicit SharedBuffer(std::size_t bytes) : bytes_(bytes) {
+    check(cudaHostAlloc(reinterpret_cast<void**>(&data_), std::max<std::size_t>(bytes, 1),
+                        cudaHostAllocMapped | cudaHostAllocPortable),
+          "cudaHostAlloc");
+    std::memset(data_, 0, bytes);
+  }
+  ~SharedBuffer() override { cudaFreeHost(data_); }
+  SharedBuffer(const SharedBuffer&) = delete;
+  SharedBuffer& operator=(const SharedBuffer&) = delete;
   std::byte* data() const override { return data_; }
   std::size_t bytes() const override { return bytes_; }
 
@@ -92,6 +115,8 @@ class CudaBackend final : public Backend {
     parts_ = allocate(expert_scratch_floats() * sizeof(float));
     arrived_ = allocate(kMaxBlocks * sizeof(unsigned));
     candidates_ = allocate(candidate_scratch_bytes());
+    found_ = allocate_shared(candidate_answer_bytes());
+    smalls_ = allocate_shared(kSmalls * kSmallBytes);
     // Taken before free_bytes() is first asked, so that what is left is what is free.
     if (precision == Precision::kFast && has_prefill_code()) {
       workspace_ = allocate(Prefill::kBytes);
@@ -105,6 +130,8 @@ class CudaBackend final : public Backend {
     parts_.reset();
     arrived_.reset();
     candidates_.reset();
+    found_.reset();
+    smalls_.reset();
     repack_.reset();
     workspace_.reset();
     staging_.reset();
@@ -133,10 +160,21 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DeviceBuffer> allocate(std::size_t bytes) override {
     return std::make_unique<CudaBuffer>(bytes, stream_);
   }
+  std::unique_ptr<DeviceBuffer> allocate_shared(std::size_t bytes) override {
+    return std::make_unique<SharedBuffer>(bytes);
+  }
   void upload(void* device, const void* host, std::size_t bytes) override {
-    if (bytes > 0)
-      check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_),
-            "cudaMemcpyAsync");
+    if (bytes == 0) return;
+    if (bytes <= kSmallBytes) {  // by way of pinned memory: a copy from pageable memory waits
+      if (small_ == kSmalls) {
+        synchronize();
+        small_ = 0;
+      }
+      std::byte* at = smalls_->data() + small_++ * kSmallBytes;
+      std::memcpy(at, host, bytes);
+      host = at;
+    }
+    check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "cudaMemcpyAsync");
   }
   void download(void* host, const void* device, std::size_t bytes) override {
     if (bytes > 0)
@@ -359,8 +397,7 @@ class CudaBackend final : public Backend {
   }
   bool fused_experts(const ExpertStep& step) override {
     return is_fast() && cuda::fused_experts(step, reinterpret_cast<float*>(hidden_->data()),
-                                            kHiddenFloats,
-                                            reinterpret_cast<float*>(parts_->data()),
+                                            kHiddenFloats, reinterpret_cast<float*>(parts_->data()),
                                             reinterpret_cast<unsigned*>(arrived_->data()), stream_);
   }
 
@@ -370,15 +407,10 @@ class CudaBackend final : public Backend {
   }
   CandidateResult candidates(View<const float> row, std::int64_t vocab_begin,
                              const CandidateQuery& query) override {
-    const CandidateScratch scratch = lay_out_candidates(candidates_->data());
+    const CandidateScratch scratch = lay_out_candidates(candidates_->data(), found_->data());
     if (search_candidates_on_device(row.data, row.cols, vocab_begin, query, scratch, stream_)) {
-      struct {
-        CandidateHeader header;
-        Candidate best[kMaxDeviceCandidates];
-      } answer;
-      download(&answer, scratch.header,
-               sizeof(CandidateHeader) + static_cast<std::size_t>(query.n) * sizeof(Candidate));
-      return candidates_from(answer.header, answer.best);
+      synchronize();
+      return candidates_from(*scratch.header, scratch.best);
     }
     // So many candidates are searched for on the host.
     std::vector<float> host(static_cast<std::size_t>(row.cols));
@@ -444,9 +476,9 @@ class CudaBackend final : public Backend {
   void upload_rows(std::byte* to, const Weight& w, HostRows rows) {
     place_rows(to, w, rows.n_row, rows.row_bytes,
                [&](std::byte* at, std::int64_t pitch, std::int64_t first, std::int64_t n) {
-                 staging_->upload(
-                     at, pitch, {rows.data + first * rows.stride, n, rows.row_bytes, rows.stride},
-                     stream_);
+                 staging_->upload(at, pitch,
+                                  {rows.data + first * rows.stride, n, rows.row_bytes, rows.stride},
+                                  stream_);
                });
   }
 
@@ -456,7 +488,8 @@ class CudaBackend final : public Backend {
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<DeviceBuffer> hidden_, partial_, repack_, workspace_;
-  std::unique_ptr<DeviceBuffer> parts_, arrived_, candidates_;
+  std::unique_ptr<DeviceBuffer> parts_, arrived_, candidates_, found_, smalls_;
+  std::size_t small_ = 0;             // of smalls_, the next to use
   std::unique_ptr<Prefill> prefill_;  // where there is a fast path
 };
 

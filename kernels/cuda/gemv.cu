@@ -323,7 +323,8 @@ bool make_group(const FusedProduct& p, std::span<const Operand> operands, Launch
   g.situ = operands[static_cast<std::size_t>(p.a.operand)].situ;
   g.y = p.y.data;
   g.n_out = static_cast<int>(p.y.cols);
-  for (int i = 0; i < g.n_matrix; ++i) g.row_cost += static_cast<unsigned>(g.m[i].rows.row_bytes / 16);
+  for (int i = 0; i < g.n_matrix; ++i)
+    g.row_cost += static_cast<unsigned>(g.m[i].rows.row_bytes / 16);
   g.cost_before = l.cost;
   l.cost += g.row_cost * static_cast<unsigned>(g.n_out);
   ++l.n_group;
