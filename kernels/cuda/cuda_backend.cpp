@@ -419,7 +419,8 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  bool is_fast() const { return precision_ == Precision::kFast; }
+  // The decode kernels are written for Hopper: bulk copies, clusters, dependent launches.
+  bool is_fast() const { return precision_ == Precision::kFast && prop_.major >= 9; }
   MlaChoice choose(const MlaQueries& q, std::int64_t n_head, const MlaCache& cache,
                    const BatchView& batch) const {
     return choose_mla(precision_,

@@ -14,8 +14,12 @@ namespace cg = cooperative_groups;
 
 constexpr int kCluster = 8;
 constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSources = 9;  // the published model's bank at its largest, and x
+
+// Clusters are Hopper's; fused_mix() is not called on other devices, but their code must compile.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+constexpr int kWarps = kThreads / 32;
 constexpr int kSums = 2 * kMaxSources;
 constexpr int kFew = 6;  // sums that are not worth scattering
 
@@ -150,6 +154,10 @@ __global__ void __launch_bounds__(kThreads) mix_step_kernel(const __grid_constan
   }
   cluster.sync();  // a block's shared memory must outlive its readers
 }
+
+#else
+__global__ void mix_step_kernel(const __grid_constant__ MixStep) {}
+#endif
 
 bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 

@@ -15,7 +15,7 @@ alone=${K3_FAULT_ALONE:-yes}  # no: others use the GPUs too, so the memory in us
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 failures=0
-for _ in $(seq 700); do printf 'Once upon a time there was '; done >"$scratch/prompt"
+for _ in $(seq 450); do printf 'Once upon a time there was '; done >"$scratch/prompt"
 
 now() { date +%s.%N; }
 since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.1f", b - a }'; }
