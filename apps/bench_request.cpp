@@ -242,10 +242,9 @@ void add_model(Options& o, BenchRequest& r) {
 }
 
 void use_model(BenchRequest& r, const Options& o) {
-  if (o.given("--synthetic")) {
+  if (!r.config.synthetic.empty()) {
     if (o.given("--model"))
       throw std::invalid_argument("--model and --synthetic: give one of the two");
-    if (r.config.synthetic.empty()) throw std::invalid_argument("--synthetic: is empty");
     if (o.given("--seed")) r.config.synthetic_seed = r.config.sampler.seed;
   } else if (!o.given("--model")) {
     r.config.model = default_model();
@@ -376,7 +375,7 @@ bool parse_bare(BenchRequest& r, const std::vector<std::string>& args, const cha
   if (!parsed(o, args)) return false;
   require("--most-bytes", r.job.most_bytes, 4096);
   require("--repeat", r.job.repeat, 1);
-  r.config.model = "none";
+  r.config.synthetic = "none";  // there is no model to check
   r.expected = positive(o, "--predict", a.expected);
   keep_option(r, "most-bytes", std::to_string(r.job.most_bytes));
   keep_option(r, "repeat", std::to_string(r.job.repeat));

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/eval_greedy.h"
+#include "apps/eval_parity.h"
 #include "apps/job.h"
 #include "apps/launch_main.h"
 #include "apps/local_main.h"
@@ -29,6 +30,7 @@ constexpr const char* kHelp = R"(usage:
   k3eval logits [options]             logits of every position of a sequence, as raw floats
   k3eval compare [options]            how far logits lie from reference logits, as JSON
   k3eval ppl [options]                perplexity of a text file, as JSON
+  k3eval parity [options]             whether a run computes what its reference does, by exit status
   k3eval greedy-agreement [options]   how often two greedy texts choose the same token, as JSON
 
 k3eval logits --help and so on list the options of each; --version prints the build.
@@ -62,6 +64,19 @@ constexpr const char* kCompareExamples = R"(  k3eval compare --run x.f32 --ref y
   mpirun -n 2 k3eval compare --model model.gguf --ids-file ids.txt --ref y.f32 --margin-tol 0.01
 )";
 
+constexpr const char* kParityAbout =
+    R"(Holds a run against its reference at nested prefixes of a text: the first 4 ids, 8, 16 and so on up to
+all of them (or to the reference's rows), each from an empty state, so that short and long steps are
+both looked at. The reference is a file of raw logits, or the same model run once on the exact path.
+The worst depth is graded: the share of its rows with the same likeliest token, and their mean
+divergence from the reference, must both pass, or the exit status is 1. Prints one JSON object.
+)";
+
+constexpr const char* kParityExamples =
+    R"(  k3eval parity --synthetic k3-8l --backend cuda --precision fast --ids-file ids.txt
+  k3eval parity --model model.gguf --ids-file ids.txt --ref logits.f32 --max-kld 0.001
+)";
+
 constexpr const char* kPplAbout =
     R"(Perplexity of a text as llama-perplexity computes it: the text is cut into consecutive windows of
 --window tokens (the rest is dropped), each evaluated from an empty state; predictions made at
@@ -76,7 +91,7 @@ constexpr const char* kPplExamples = R"(  k3eval ppl --file heldout.txt
 )";
 
 struct Request {
-  enum class Command { kLogits, kCompare, kPpl, kGreedy };
+  enum class Command { kLogits, kCompare, kPpl, kGreedy, kParity };
   Command command = Command::kLogits;
   RunConfig config;
   std::string ids_file, ids_text;
@@ -94,6 +109,8 @@ struct Request {
   std::string text_file;
   std::int64_t window = 512;
   GreedyRequest greedy;
+  ParityRequest parity;
+  std::optional<std::string> failed_parity;
   JobNotes notes;
 };
 
@@ -248,6 +265,27 @@ void check_compare(Request& r, const Options& o) {
   }
 }
 
+bool prepare_parity(Request& r, const std::vector<std::string>& args) {
+  Options o({"k3eval parity",
+             "k3eval parity [--model FILE] (--ids-file FILE | --ids IDS) [--ref FILE] [options]",
+             kParityAbout, kParityExamples});
+  add_run_options(o, r);
+  o.text("--ref", "FILE", r.ref,
+         "Reference logits, one row an id. [default: the exact path of the same model, run first]");
+  o.number("--min-top1", "X", r.parity.min_top1, "Least share of rows with the same token.");
+  o.number("--max-kld", "X", r.parity.max_kld, "Largest mean divergence, nats.");
+  add_machine_options(o, r, kAllIds);
+  if (!parse(o, args)) return false;
+  read_ids(r, o);
+  check(r.config);
+  r.parity.ref = r.ref;
+  check_parity(r.parity, r.n_vocab, r.ids);
+  if (!r.ref.empty()) return true;
+  r.parity.other = r.config;
+  r.parity.other->precision = Precision::kExact;
+  return true;
+}
+
 bool prepare_ppl(Request& r, const std::vector<std::string>& args) {
   Options o(
       {"k3eval ppl", "k3eval ppl [--model FILE] --file FILE [options]", kPplAbout, kPplExamples});
@@ -385,16 +423,22 @@ void run_command(Request& r, Engine& engine) {
       return measure_ppl(r, engine);
     case Request::Command::kGreedy:
       return greedy_of_run(r.greedy, engine, r.notes.log.get());
+    case Request::Command::kParity:
+      r.failed_parity = parity_of_run(r.parity, engine, r.ids, [&](std::int64_t depth) {
+        if (stop_asked()) throw Interrupted(fmt::format("stopped on request at depth {}", depth));
+      });
+      return;
   }
 }
 
 std::optional<Fault> drive(Request& r, Engine& engine) {
-  const std::optional<Fault> fault = guarded(engine, [&] {
+  std::optional<Fault> fault = guarded(engine, [&] {
     if (r.notes.log && !r.ids.empty()) r.notes.log->prompt(r.ids);
     begin_notes(r.notes, engine);
     run_command(r, engine);
     if (r.notes.log) r.notes.log->ranks("ended", engine.reports());
   });
+  if (!fault && r.failed_parity) fault = Fault{kExitInternal, *r.failed_parity};
   return close_log(r.notes, fault, fault ? "" : "all ids");
 }
 
@@ -417,10 +461,15 @@ int run(const Prepare& prepare, const std::string& command_line, World& world, C
       world, comm, r.notes, [&] { return prepare_job(r, prepare, command_line, world); },
       [&](const RunConfig& config) {
         // A model that makes the reference goes first, and is gone before the other is loaded.
-        if (std::optional<RunConfig> other = share_config(comm, r.greedy.other)) {
+        const bool parity = r.command == Request::Command::kParity;
+        if (std::optional<RunConfig> other =
+                share_config(comm, parity ? r.parity.other : r.greedy.other)) {
           other->threads = config.threads;
           with_engine(world, comm, r.notes, *other, [&](Engine& engine) {
-            return guarded(engine, [&] { greedy_reference(r.greedy, engine); });
+            return guarded(engine, [&] {
+              parity ? parity_reference(r.parity, engine, r.ids)
+                     : greedy_reference(r.greedy, engine);
+            });
           });
         }
         with_engine(world, comm, r.notes, config, [&](Engine& engine) { return drive(r, engine); });
@@ -457,10 +506,11 @@ bool prepare(Request& r, const std::string& command, const std::vector<std::stri
   if (command == "logits") return r.command = Command::kLogits, prepare_logits(r, args);
   if (command == "compare") return r.command = Command::kCompare, prepare_compare(r, args);
   if (command == "ppl") return r.command = Command::kPpl, prepare_ppl(r, args);
+  if (command == "parity") return r.command = Command::kParity, prepare_parity(r, args);
   if (command == "greedy-agreement") {
     return r.command = Command::kGreedy, prepare_greedy(r.greedy, args);
   }
-  const std::string known = "logits, compare, ppl or greedy-agreement; k3eval --help";
+  const std::string known = "logits, compare, ppl, parity or greedy-agreement; k3eval --help";
   throw std::invalid_argument(command.empty() ? "a command is missing: " + known
                                               : command + ": not a command; " + known);
 }

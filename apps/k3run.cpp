@@ -365,9 +365,13 @@ Ended run_once(Session& s, Engine& engine) {
 // ---- a conversation -------------------------------------------------------------------------------------------------
 
 Ended converse(Session& s, Engine& engine) {
-  const InteractiveEnd end = talk(engine, *s.tokenizer, s.notes.log.get(), *s.request, *s.terminal,
-                                  {engine.config().n_predict});
-  s.terminal.reset();
+  InteractiveEnd end;
+  {
+    // Given back before the ranks speak again, whatever happens: they may wait for one that is gone.
+    const std::unique_ptr<Terminal> terminal = std::move(s.terminal);
+    end = talk(engine, *s.tokenizer, s.notes.log.get(), *s.request, *terminal,
+               {engine.config().n_predict});
+  }
   if (s.notes.log) {
     s.notes.log->summary("turns", static_cast<double>(end.n_turn));
     s.notes.log->summary("prompt_tokens", static_cast<double>(end.n_prompt));

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <fmt/core.h>
 
@@ -42,16 +43,22 @@ class StuckTeller {
 
  private:
   static void watch(const std::stop_token& stop, const World& world) {
-    constexpr std::chrono::milliseconds kInterval{50};
-    constexpr double kPatience_s = 0.4;  // mpirun gives one second between SIGTERM and SIGKILL
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::milliseconds kInterval{25};
+    constexpr std::chrono::milliseconds kPatience{250};  // mpirun gives a second before SIGKILL
+    constexpr std::chrono::milliseconds kStoppedGap{1500};
     constexpr double kStuck_s = 0.2;
-    double asked_s = 0;
-    while (!stop.stop_requested() && asked_s < kPatience_s) {
+    std::optional<Clock::time_point> asked;
+    for (Clock::time_point now = Clock::now(); !asked || now - *asked < kPatience;) {
       std::this_thread::sleep_for(kInterval);
-      if (g_stop_asked != 0) asked_s += std::chrono::duration<double>(kInterval).count();
+      if (stop.stop_requested()) return;
+      const Clock::time_point before = std::exchange(now, Clock::now());
+      // It was this rank that stood still (SIGSTOP): the others have something to tell.
+      if (now - before > kStoppedGap) return;
+      if (g_stop_asked != 0 && !asked) asked = now;
     }
     const std::optional<OpenCall> call = world.board()->open_call();
-    if (stop.stop_requested() || !call || call->seconds < kStuck_s) return;
+    if (!call || call->seconds < kStuck_s) return;
     const std::string device = world.board()->device();
     print_line(fmt::format("rank {}/{} ({}{}{}): asked to end while waiting, for {:.1f} s, in {}",
                            world.rank(), world.size(), world.facts().host,

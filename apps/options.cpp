@@ -374,9 +374,9 @@ void add_world_options(Options& o, RunConfig& c) {
 void add_sequence_options(Options& o, RunConfig& c, const std::string& ctx_default) {
   c.cache_auto = true;
   o.group("Sequence");
-  o.number("--ctx", "N", c.n_ctx,
-           "Positions kept: prompt and generated tokens together. 0: " + ctx_default +
-               " [default: 0]");
+  o.number(
+      "--ctx", "N", c.n_ctx,
+      "Positions kept: prompt and generated tokens together. 0: " + ctx_default + " [default: 0]");
   o.number("--chunk", "N", c.chunk_tok, "Prompt tokens per step of the prefill.");
   o.choice(
       "--cache", {"f32", "f16", "bf16"}, static_cast<std::size_t>(c.cache),
@@ -389,7 +389,8 @@ void add_sequence_options(Options& o, RunConfig& c, const std::string& ctx_defau
 
 void add_sampling_options(Options& o, RunConfig& c) {
   o.group("Generation");
-  o.number("-n,--predict", "N", c.n_predict, "Tokens to generate at most.");
+  o.number("-n,--predict", "N", c.n_predict,
+           "Tokens to generate at most. [default: 128; in a chat what the context has room for]");
   o.flag("--ignore-eos", c.ignore_eos, "Goes on after tokens that end a text.");
   o.number("--temp", "T", c.sampler.temp, "Temperature. 0: always the likeliest token.");
   o.number("--top-k", "K", c.sampler.top_k, "Keeps the K likeliest tokens. 0: all.");

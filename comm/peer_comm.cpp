@@ -214,6 +214,9 @@ class PeerComm final : public Comm {
     control_->finish_pulses();
   }
 
+  bool capturable() const override { return true; }
+  void replayed(StreamHandle) override { begin(); }
+
   const PeerView* peer_view() const override { return &view_; }
   std::uint64_t count_fused(Point point, std::size_t bytes) override {
     const Call call("sum", point, stats_of(point), bytes, context_);

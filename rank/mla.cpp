@@ -1,4 +1,4 @@
-// One MLA layer on this rank's heads, in the order of kimi-k3.md section 5: the absorbed form, over the latent cache.
+// One MLA layer on this rank's heads, in the order of kimi-k3.md section 5: over the latent cache.
 #include <cmath>
 #include <vector>
 

@@ -59,10 +59,6 @@ void experts_in(Panels hidden, Panels x, const ExpertRows& rows, const Weight& g
 // out (natural order) = down . hidden * out_scale
 void experts_out(Panels out, Panels hidden, const ExpertRows& rows, const Weight& down,
                  float out_scale, cudaStream_t stream);
-// Either of the two for types that have no decoder of their own; second: up, or down once more.
-void grouped_any(const Weight& first, const Weight& second, Panels x, Panels out,
-                 const ExpertRows& rows, int row_tiles, Situ situ, float out_scale, bool gated,
-                 cudaStream_t stream);
 // m[t] = sum over the token's choices of weight * its row.
 void reduce_experts(View<float> m, Panels from, const ExpertRows& rows, View<const float> weights,
                     cudaStream_t stream);

@@ -14,7 +14,6 @@ namespace k3::cuda {
 struct Iq1sOctets {
   // Weights come out 4 times too large: that leaves room to scale codes in place instead of shifting them.
   static constexpr float kFactor = 0.25f;
-  static constexpr bool kFast = true;
 
   struct Row {
     const std::byte* bytes;  // null: a row past the matrix, decoded as zeros

@@ -315,7 +315,6 @@ __global__ void __launch_bounds__(kThreads, 3) chunk_walk_kernel(const __grid_co
 
 constexpr int kConvRun = 32;  // tokens of a thread
 constexpr int kMaxTaps = 8;
-constexpr int kAhead = 8;  // tokens whose inputs are on their way at once
 
 // A thread per channel and run of tokens; blockIdx.y: run within the segment blockIdx.z.
 __global__ void __launch_bounds__(kThreads)
@@ -342,22 +341,17 @@ __global__ void __launch_bounds__(kThreads)
         in[j] = window[(past + t - begin) * u.cols];
     }
   }
-  for (std::int64_t t = t0; t < t1; t += kAhead) {
-    float newest[kAhead];
+  for (std::int64_t t = t0; t < t1; ++t) {
+    const float newest = u.row(t)[c];
+    float z = 0;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) newest[i] = t + i < t1 ? u.row(t + i)[c] : 0.0f;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      float z = 0;
-#pragma unroll
-      for (int j = 0; j < kMaxTaps; ++j) {
-        if (j == past) in[j] = newest[i];
-        if (j < taps) z = fmaf(w[j], in[j], z);
-      }
-      if (t + i < t1) qkv.row(t + i)[c] = z * sigmoid(z);
-#pragma unroll
-      for (int j = 0; j + 1 < kMaxTaps; ++j) in[j] = in[j + 1];
+    for (int j = 0; j < kMaxTaps; ++j) {
+      if (j == past) in[j] = newest;
+      if (j < taps) z = fmaf(w[j], in[j], z);
     }
+    qkv.row(t)[c] = z * sigmoid(z);
+#pragma unroll
+    for (int j = 0; j + 1 < kMaxTaps; ++j) in[j] = in[j + 1];
   }
 }
 

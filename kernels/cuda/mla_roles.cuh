@@ -7,8 +7,9 @@
 
 namespace k3::cuda::latent {
 
-// The maximum is moved only when it grew by this much (in powers of two): weights stay below 2^8, far inside f16.
-constexpr float kLazy = 8;
+// A head's maximum is moved only when a score lies this much above it (powers of two), so that few tiles have to move one:
+// weights stay at or below 2^15, inside f16.
+constexpr float kLazy = 15;
 
 // Panels in the order in which they are read, which is the order in which they are free again: the rope part serves scores
 // alone, then the halves of the latent columns alternate.

@@ -21,6 +21,8 @@ constexpr std::int64_t kMaxLatent =
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
+bool is_iq1s_planes(const Weight& w) { return w.type == BlockType::kIQ1_S && w.layout == kPlanes; }
+
 bool whole_octets(const Weight& w) { return w.n_in % 8 == 0 && w.first % 8 == 0; }
 
 // Hands out scratch memory, 1024-byte aligned; with no base it only measures.
@@ -83,9 +85,8 @@ bool uses_panels(const Weight& w, std::int64_t n_tok) {
 }
 
 bool uses_grouped_experts(const ExpertWeights& w, std::int64_t n_tok) {
-  return n_tok >= kMinPanelTok && !w.gate->empty() && !w.down->empty() && whole_octets(*w.gate) &&
-         whole_octets(*w.up) && whole_octets(*w.down) && w.gate->type == w.up->type &&
-         w.gate->layout == w.up->layout && w.gate->first == w.up->first &&
+  return n_tok >= kMinPanelTok && !w.gate->empty() && !w.down->empty() && is_iq1s_planes(*w.gate) &&
+         is_iq1s_planes(*w.up) && is_iq1s_planes(*w.down) && w.gate->first == w.up->first &&
          w.gate->n_in <= kMaxLatent && w.down->n_out % 8 == 0;
 }
 

@@ -27,7 +27,7 @@ constexpr std::int64_t kMaxAbsorbedTok = 64;
 bool uses_panels(const Weight& w, std::int64_t n_tok);
 // Parts that a product is made of: 1, or 3 where an f32 weight is split: high.high + low.high + high.low.
 int panel_terms(BlockType type);
-// Whether routed experts go through the grouped product.
+// Whether routed experts go through the grouped product: types that it decodes in registers.
 bool uses_grouped_experts(const ExpertWeights& w, std::int64_t n_tok);
 // Whether attention runs in the non-absorbed form, over expanded keys and values.
 bool uses_expanded_mla(const Weight& k_b, const Weight& v_b, const MlaCache& cache,

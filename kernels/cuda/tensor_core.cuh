@@ -129,9 +129,9 @@ __device__ __forceinline__ void hold(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// A barrier among `threads` threads that call it with one team; barrier 0 is __syncthreads().
-__device__ __forceinline__ void team_sync(int team, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(threads) : "memory");
+// A barrier among the 128 threads of one warpgroup.
+__device__ __forceinline__ void group_sync(int group) {
+  asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 template <int kRegisters>
 __device__ __forceinline__ void fewer_registers() {

@@ -78,6 +78,10 @@ refuses "logits over the model" 2 '--out .*other.gguf: would replace the input .
 cmp -s "$nano" "$scratch/own.gguf" && [ "$(cat "$scratch/prompt.txt")" = x ] || fail "an input was replaced"
 bad "log in the place of a folder" 2 '.*: is a directory, expected the name of a file' --prompt x --log "$scratch"
 
+run 1 "$bin/k3bench" decode --model "$scratch/own.gguf" --log "$scratch/other.gguf"
+refuses "a benchmark's log over the model" 2 '--log .*other.gguf: would replace the input .*own.gguf'
+cmp -s "$nano" "$scratch/own.gguf" || fail "the model was replaced by a log"
+
 # A file that is there stays until there is something better to put in its place.
 echo precious >"$scratch/out.f32"
 changed nan blk.5.attn_norm.weight
@@ -103,7 +107,7 @@ refuses "singletons" 3 '.*started 4 processes'
 SLURM_NTASKS=4 SLURM_PROCID=2 run 1 "$bin/k3run" --prompt x -n 1
 [ "$rc" -eq 3 ] && [ ! -s "$scratch/err" ] || fail "of four singletons only the first speaks"
 # The shell of a job script says that there are four tasks, and starts one process. A page needs no ranks.
-for program in k3run k3eval "k3eval logits"; do
+for program in k3run k3eval k3bench "k3eval logits" "k3bench decode"; do
   for page in --help --version; do
     SLURM_NTASKS=4 SLURM_PROCID=0 run 1 $bin/$program $page
     [ "$rc" -eq 0 ] && [ -s "$scratch/out" ] && [ ! -s "$scratch/err" ] || fail "$program $page without srun: exit code $rc"

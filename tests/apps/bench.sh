@@ -78,6 +78,60 @@ grep -q 'fabricated rows' "$scratch/out" || fail "$name: not said"
 is "$name" first_position 1500
 is "$name" n 4
 
+name="synthetic weights"
+run 1 "$bin/k3synth" --preset tiny --layers 4 --seed 9 --out "$scratch/tiny.gguf"
+run 1 "$bin/k3bench" decode --model "$scratch/tiny.gguf" --threads 1 --seed 9 --depth 6 -n 6 --warmup 2
+measured "$name, from the file"
+expected=$(field ids)
+for ranks in 1 2; do
+  run "$ranks" "$bin/k3bench" decode --synthetic tiny,layers=4 --threads 1 --seed 9 --depth 6 -n 6 --warmup 2 --check 3
+  measured "$name on $ranks"
+  is "$name on $ranks" ids "$expected"
+  is "$name on $ranks" weights 'synthetic tiny,layers=4 seed 9'
+  is "$name on $ranks" check_replayed_equal 3
+  holds "$name on $ranks" '{check_n} == 3 && {check_top1} == 1 && {check_kld_max} == 0'
+done
+
+name="one rank of eight"
+run 1 "$bin/k3bench" decode --synthetic tiny --threads 1 --world 8 --solo-rank 5 --depth 6 -n 4 --warmup 0 --trace \
+  --log "$scratch/solo.h5"
+measured "$name"
+grep -q '^PARTIAL WORLD: rank 5 of 8 alone' "$scratch/out" || fail "$name: not said"
+is "$name" scope 'rank 5 of 8 alone: its text means nothing, its times exclude the network'
+h5dump -y -w 0 -d bench/phases/name "$scratch/solo.h5" >"$scratch/dump" 2>&1
+for phase in kda mla 'moe experts' RouterLatent MoeLatent head candidates; do
+  grep -q "\"$phase\"" "$scratch/dump" || fail "$name: no phase $phase in the log"
+done
+name="two ranks of eight"
+run 2 "$bin/k3bench" decode --synthetic tiny --threads 1 --world 8 --pair --depth 6 -n 4 --warmup 0
+measured "$name"
+[ "$(count token_bytes)" -eq 2 ] || fail "$name: not two ranks' bytes"
+name="prefill of one rank of three"
+run 1 "$bin/k3bench" prefill --synthetic tiny --threads 1 --tp 3 --solo-rank 1 --tokens 20 --chunk 8 --repeat 2 \
+  --ceiling-gbs 50 --ceiling-tflops 1
+measured "$name"
+holds "$name" '0 < {floor_over_median} && {floor_over_median} < 1'
+
+name="ceilings"
+run 1 "$bin/k3bench" ceilings --most-bytes 4000000 --repeat 2 --threads 1 --log "$scratch/ceilings.h5"
+measured "$name"
+holds "$name" '{copy_gb_s} > 0 && {read_gb_s} > 0 && {multiply_tflops} > 0 && {matmul_tflops} > 0'
+name="collective"
+run 2 "$bin/k3bench" collective --most-bytes 16384 --repeat 2 --threads 1
+measured "$name"
+[ "$(field call | tr ',' '\n' | sort | uniq -c | wc -l)" -eq 3 ] || fail "$name: not three kinds of calls"
+
+run 1 "$bin/k3bench" decode --synthetic tiny --world 8 --solo-rank 8
+refuses "a rank that is none" 2 '--solo-rank 8: the world has 8 ranks'
+run 2 "$bin/k3bench" decode --synthetic tiny --world 8 --solo-rank 0
+refuses "alone on two ranks" 2 '--solo-rank: needs 1 rank, this job has 2'
+run 1 "$bin/k3bench" decode --synthetic tiny --model "$nano"
+refuses "two models" 2 '--model and --synthetic'
+run 1 "$bin/k3bench" decode --synthetic tiny,depth=3
+refuses "no such size" 2 'synthetic model tiny,depth=3: .depth=3. is no'
+run 1 "$bin/k3bench" collective
+refuses "nobody to talk to" 2 'collective: needs two ranks'
+
 run 1 "$bin/k3bench"
 refuses "no command" 2 'a command is missing'
 run 1 "$bin/k3bench" guess
@@ -88,7 +142,8 @@ run 1 "$bin/k3bench" decode --model "$nano" --depth 8 -n 8 --ctx 10
 refuses "short context" 2 '--ctx 10: the benchmark needs 32 positions'
 run 1 "$bin/k3bench" prefill --model "$nano" --tokens 4 --ids '1 2'
 refuses "ids and tokens" 2 '--ids and --tokens'
-for program in "k3bench" "k3bench decode" "k3bench prefill" "k3bench load"; do
+for program in "k3bench" "k3bench decode" "k3bench prefill" "k3bench load" "k3bench ceilings" \
+  "k3bench collective" "k3report"; do
   run 1 $bin/$program --help
   [ "$rc" -eq 0 ] && grep -q '^usage:' "$scratch/out" || fail "$program --help"
 done

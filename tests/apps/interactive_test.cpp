@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -225,6 +226,43 @@ TEST_CASE("a full context is one line, and /reset begins anew") {
   CHECK(full.find("the context is full: ") != std::string::npos);
   t.type(kCtrlD);
   CHECK(t.wait_exit() == 0);
+}
+
+TEST_CASE("a message stopped while it was read does not count, and the chat before it is whole") {
+  OnTerminal t(chat_command(1, {"--chunk", "1"}));
+  t.until("> ");
+  CHECK(ask(t, kFirst).find("Rome.") != std::string::npos);
+  // Typed ahead: it is there when the first of the prompt's chunks is through.
+  t.type("My name is Anna.\r" + kCtrlC);
+  t.until("it does not count)");
+  t.until("> ");
+  CHECK(ask(t, kThird).find("Your name is Omar.") != std::string::npos);
+  t.type(kCtrlD);
+  CHECK(t.wait_exit() == 0);
+}
+
+TEST_CASE("a rank that dies while a line is typed ends the job, the terminal as it was") {
+  const Scratch scratch;
+  const std::string log = scratch.file("dies.h5");
+  OnTerminal t(chat_command(2, {"--log", log}));
+  t.until("> ");
+  // By its log's path, for other tests may run the same program.
+  const auto text_of = [](const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::string{std::istreambuf_iterator<char>(file), {}};
+  };
+  pid_t rank_1 = 0;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string line = text_of(entry.path() / "cmdline");
+    if (line.starts_with(kRun) && line.find(log) != std::string::npos &&
+        text_of(entry.path() / "environ").find("OMPI_COMM_WORLD_RANK=1") != std::string::npos) {
+      rank_1 = std::atoi(entry.path().filename().c_str());
+    }
+  }
+  REQUIRE(rank_1 > 0);
+  REQUIRE(kill(rank_1, SIGKILL) == 0);
+  CHECK(t.wait_exit() > 0);
+  CHECK(t.is_restored());
 }
 
 TEST_CASE("a signal while a line is typed ends the job with exit code 5, the terminal as it was") {

@@ -31,7 +31,7 @@ start() {
   local n=$1 launch=()
   shift
   [ "$n" -eq 1 ] || launch=("$mpirun" -n "$n")
-  rm -f "$log"
+  rm -f "$log" "$log".*.tmp  # a rank that was killed while it wrote leaves half a snapshot
   : >"$scratch/out"  # here: the redirection below happens in the background, and perhaps later than our first look
   "${launch[@]}" "$bin/k3run" --threads 1 --prompt 'Once upon a time' --ignore-eos -n 4000 --log "$log" "$@" \
     >"$scratch/out" 2>"$scratch/err" </dev/null &
@@ -117,7 +117,7 @@ pid_of() {
 }
 # told <name> <the rank that speaks> <the rank that is stuck>: one line, with the call.
 told() {
-  local line="^rank $2/2 \(.+\): waited 2[0-9.]* s in [a-z_]+\([A-Za-z]+\) call [0-9]+(, layer [0-9]+)? for rank $3$"
+  local line="^rank $2/2 \(.+\): waited 2[0-9.]* s in [a-z_]+\([A-Za-z]+\) call [0-9]+(, layer [0-9]+)? (for|to send to) rank $3$"
   [ "$(grep -cE "$line" "$scratch/err")" -eq 1 ] || fail "$1: no line, or not one"
 }
 start 2 --time-limit 2

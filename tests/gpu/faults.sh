@@ -9,6 +9,8 @@ mpirun=$1 bin=$(readlink -f "$2") nano=$3 large=${4:-}
 limit=${K3_FAULT_LIMIT:-4}  # seconds that a rank may wait
 jobs=${K3_FAULT_JOBS:-17}  # short ones over each communicator
 comms=${K3_FAULT_COMMS:-nccl peer mpi}
+parts=${K3_FAULT_PARTS:-faults jobs}
+alone=${K3_FAULT_ALONE:-yes}  # no: others use the GPUs too, so the memory in use says nothing of this job
 [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -ge 2 ] || exit 77
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -48,7 +50,7 @@ gone() {
   local left=""
   for _ in $(seq 50); do
     left=$(our_ranks)
-    [ -z "$left" ] && [ "$(gpu_memory)" -le $((idle + 64)) ] && return
+    [ -z "$left" ] && { [ "$alone" = no ] || [ "$(gpu_memory)" -le $((idle + 64)) ]; } && return
     sleep 0.1
   done
   fail "$1: left behind: processes '$left', $(($(gpu_memory) - idle)) MiB on the GPUs"
@@ -87,6 +89,7 @@ idle=$(gpu_memory)
 echo "| comm | phase | fault | s to the end | exit | the survivor's line |"
 echo "|---|---|---|---|---|---|"
 for comm in $comms; do
+  [[ $parts == *faults* ]] || break
   for signal in KILL STOP; do
     [ -n "$large" ] && fault "$comm" load $signal 1
     fault "$comm" prefill $signal 1
@@ -119,6 +122,7 @@ short_jobs() {
 }
 pids=()
 for comm in $comms; do
+  [[ $parts == *jobs* ]] || break
   short_jobs "$comm" &
   pids+=($!)
 done

@@ -357,6 +357,7 @@ TEST_CASE("messages between two ranks arrive in the order they were sent, at eve
 
 TEST_CASE("split groups have memory of their own") {
   const auto comm = peer();
+  CHECK(comm->capturable());
   Stream stream;
   const auto group = comm->split(comm->rank() % 2, -comm->rank());
   Floats x(1000);

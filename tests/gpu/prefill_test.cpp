@@ -202,7 +202,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("grouped experts of every type, gate and up of one and down of another") {
+TEST_CASE("experts of every type, gate and up of one and down of another") {
   const std::int64_t latent = 256, ffn = 256, n_expert = 4, n_tok = 40, k = 2;
   for (const BlockType type : kTypes) {
     CAPTURE(traits(type).name);

@@ -44,18 +44,18 @@ TEST_CASE("only f32 weights are split: others have no more than f16 keeps") {
   CHECK(panel_terms(BlockType::kBF16) == 1);
 }
 
-TEST_CASE("experts are grouped where gate and up are alike and rows are whole octets") {
+TEST_CASE("experts are grouped where all three matrices are IQ1_S in planes") {
   Weight gate = matrix(BlockType::kIQ1_S, 3584, 3072, 896, kPlanes), up = gate,
-         down = matrix(BlockType::kQ4_K, 3072, 3584, 896);
+         down = matrix(BlockType::kIQ1_S, 3072, 3584, 896, kPlanes);
   const ExpertWeights w{&gate, &up, &down, 0};
   CHECK(uses_grouped_experts(w, 33));
   CHECK(!uses_grouped_experts(w, 32));
-  up.type = BlockType::kQ4_K;
+  down.type = BlockType::kQ4_K;
   CHECK(!uses_grouped_experts(w, 4096));
-  up.type = BlockType::kIQ1_S;
-  down.first = 4;
+  down.type = BlockType::kIQ1_S;
+  down.layout = kRaw;
   CHECK(!uses_grouped_experts(w, 4096));
-  down.first = 0;
+  down.layout = kPlanes;
   gate.n_mat = 0;
   CHECK(!uses_grouped_experts(w, 4096));
 }

@@ -44,7 +44,9 @@ void run(Comm& comm, const std::string& what) {
     comm.set_time_limit(1);
     for (std::uint64_t done = 0; done < 30; ++done) {
       comm.pulse(done, 30);
-      sleep_s(culprit && what == "load" && done == 9 ? 60 : what == "slow" && !culprit ? 0.01 : 0.1);
+      sleep_s(culprit && what == "load" && done == 9 ? 60
+              : what == "slow" && !culprit           ? 0.01
+                                                     : 0.1);
     }
     comm.finish_pulses();
     comm.agree(std::nullopt);

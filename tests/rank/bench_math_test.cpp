@@ -9,6 +9,7 @@
 
 #include "loader/parts.h"
 #include "rank/bench_record.h"
+#include "rank/shapes.h"
 #include "tests/rank/outline.h"
 
 namespace {
@@ -155,6 +156,75 @@ TEST_CASE("a record is one line of JSON, whatever bytes its texts hold") {
   CHECK(j["median_ms"] == 1.5);
   CHECK(j["ids"] == std::vector<int>{1, 2});
   CHECK(j["ranks"]["load_s"][1] == 2.5);
+}
+
+Plan real_plan(int tp) {
+  const k3::ModelOutline outline =
+      k3::outline_of(k3::named_shape("k3-full"), k3::QuantRecipe::parse("UD-IQ1_S"));
+  std::vector<std::string> dialects;
+  const auto infos = k3::tensors_of(outline);
+  return Plan::make(k3::read_model_config(k3::metadata_of(outline), infos, "k3", dialects), infos,
+                    layout(tp, 1), "k3");
+}
+
+TEST_CASE("the real model's operations are those of its description, and ranks share them") {
+  const k3::TokenFlops whole = k3::token_flops(real_plan(1), 0);
+  // 205 GFLOP a token without attention; at 131072 rows of prompt, 65536 in the mean, 97 more.
+  CHECK((whole.layers + whole.head) / 1e9 == doctest::Approx(205).epsilon(0.02));
+  CHECK(whole.per_row * 65536 / 1e9 == doctest::Approx(97).epsilon(0.02));
+  const Plan plan = real_plan(8);
+  double layers = 0, head = 0, rows = 0;
+  for (int r = 0; r < 8; ++r) {
+    const k3::TokenFlops part = k3::token_flops(plan, r);
+    layers += part.layers;
+    head += part.head;
+    rows += part.per_row;
+  }
+  CHECK(head == doctest::Approx(whole.head));
+  CHECK(rows == doctest::Approx(whole.per_row));
+  CHECK(layers >= whole.layers);
+  CHECK(layers < 1.1 * whole.layers);  // small matrices are on every rank
+}
+
+TEST_CASE("a long prompt's floor is arithmetic, a short one's is bytes, and chunks add reads") {
+  const Plan plan = real_plan(8);
+  const auto floor = [&](std::int64_t n, std::int64_t chunk) {
+    return k3::prefill_floor(plan, 0, 0, n, chunk, CacheType::kF16, 4410, 790);
+  };
+  const k3::PrefillFloor large = floor(32768, 8192), small = floor(16, 16);
+  CHECK(large.seconds == doctest::Approx(large.flops / 790e12).epsilon(0.01));
+  CHECK(small.seconds == doctest::Approx(small.bytes / 4410e9).epsilon(0.01));
+  // The wall of eight devices at 32k: 27 500 tok/s in the mean over the ranks.
+  CHECK(32768 / large.seconds == doctest::Approx(27500).epsilon(0.05));
+  CHECK(floor(4096, 512).bytes > 4 * floor(4096, 4096).bytes);
+  CHECK(floor(4096, 512).flops < 1.0001 * floor(4096, 4096).flops);
+}
+
+TEST_CASE("spans of one name are added up, the longest first") {
+  const std::vector<k3::TimeSpan> spans{{"kda", 0, 0, 1}, {"mla", 1, 1, 5}, {"kda", 2, 6, 2}};
+  const std::vector<k3::PhaseTotal> totals = k3::phase_totals(spans);
+  REQUIRE(totals.size() == 2);
+  CHECK(totals[0].name == "mla");
+  CHECK(totals[1].calls == 2);
+  CHECK(totals[1].seconds == 3);
+}
+
+TEST_CASE("a record's tables are lists under their names, those of the log alone left out") {
+  BenchRecord r;
+  k3::BenchTable shown, hidden;
+  shown.name = "phases";
+  hidden.name = "timeline";
+  hidden.in_json = false;
+  for (const double v : {1.0, 2.5}) {
+    shown.text("name", "kda");
+    shown.number("ms", v);
+    hidden.number("ms", v);
+  }
+  r.tables = {shown, hidden};
+  const auto j = nlohmann::json::parse(bench_json(r));
+  CHECK(j["phases"]["name"] == std::vector<std::string>{"kda", "kda"});
+  CHECK(j["phases"]["ms"][1] == 2.5);
+  CHECK_FALSE(j.contains("timeline"));
 }
 
 }  // namespace
