@@ -390,7 +390,8 @@ void add_sequence_options(Options& o, RunConfig& c, const std::string& ctx_defau
 void add_sampling_options(Options& o, RunConfig& c) {
   o.group("Generation");
   o.number("-n,--predict", "N", c.n_predict,
-           "Tokens to generate at most. [default: 128; in a chat what the context has room for]");
+           "Tokens to generate at most; in a chat, where it is not given, what the context has "
+           "room for.");
   o.flag("--ignore-eos", c.ignore_eos, "Goes on after tokens that end a text.");
   o.number("--temp", "T", c.sampler.temp, "Temperature. 0: always the likeliest token.");
   o.number("--top-k", "K", c.sampler.top_k, "Keeps the K likeliest tokens. 0: all.");
