@@ -9,6 +9,7 @@
 #include <fmt/core.h>
 
 #include "apps/local_main.h"
+#include "apps/cpus.h"
 #include "comm/nccl_comm.h"
 #include "comm/peer_comm.h"
 #include "kernels/cuda_devices.h"
@@ -57,7 +58,8 @@ void refuse_sharing(const RunConfig& config, const Backend& backend, Comm& contr
 RankDevice make_rank_device(const RunConfig& config, World& world, Comm& control) {
   RankDevice d;
   if (config.backend == "cpu") {
-    d.backend = make_cpu_backend(config.threads);
+    const CpuOptions options = cpu_options(config, world, control);
+    together(control, [&] { d.backend = make_cpu_backend(options); });
     return d;
   }
   const LocalGroup local = local_group(world);

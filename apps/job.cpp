@@ -1,10 +1,6 @@
 #include "apps/job.h"
 
-#include <sched.h>
-
-#include <array>
 #include <charconv>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -25,12 +21,6 @@ namespace k3 {
 namespace {
 
 namespace fs = std::filesystem;
-
-// What threads_per_rank() needs of every rank.
-struct CpuRecord {
-  std::array<char, 128> host{};
-  cpu_set_t cpus{};
-};
 
 NamedTexts library_versions() {
   return {{"mpi", mpi_library_version()},
@@ -150,24 +140,6 @@ std::optional<RunConfig> share_config(Comm& comm, const std::optional<RunConfig>
   RunConfig shared = run_config_from_bytes(bytes);
   settle(shared);
   return shared;
-}
-
-int threads_per_rank(World& world, Comm& comm) {
-  CpuRecord mine;
-  world.facts().host.copy(mine.host.data(), mine.host.size() - 1);
-  if (sched_getaffinity(0, sizeof mine.cpus, &mine.cpus) != 0) CPU_SET(0, &mine.cpus);
-  const auto all = comm.all_gather_bytes(Point::kRunConfig, std::as_bytes(std::span(&mine, 1)));
-  cpu_set_t together;
-  CPU_ZERO(&together);
-  int n_local = 0;
-  for (const std::vector<std::byte>& bytes : all) {
-    CpuRecord other;
-    std::memcpy(&other, bytes.data(), sizeof other);
-    if (other.host != mine.host) continue;
-    CPU_OR(&together, &together, &other.cpus);
-    ++n_local;
-  }
-  return std::max(1, CPU_COUNT(&together) / std::max(1, n_local));
 }
 
 RunFacts run_facts(const std::string& program, const std::string& command_line,

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/cpus.h"
 #include "apps/progress.h"
 #include "comm/mpi_comm.h"
 #include "loader/parts.h"
@@ -54,10 +55,6 @@ std::string full_version_text(const std::string& program);
 
 // Rank 0's options to all, settled; nullopt on rank 0 (nothing to run) is nullopt everywhere. Collective.
 std::optional<RunConfig> share_config(Comm& comm, const std::optional<RunConfig>& config);
-
-// The CPUs that the ranks of this host may use together, shared out; at least 1. Sees the binding of each rank, so ranks
-// bound to cores and ranks free to roam get the same. Collective.
-int threads_per_rank(World& world, Comm& comm);
 
 RunFacts run_facts(const std::string& program, const std::string& command_line,
                    const RunConfig& config, const World& world);

@@ -358,6 +358,12 @@ void add_world_options(Options& o, RunConfig& c) {
          "Let several ranks use one device; their data then go through the host.");
   o.number("--threads", "N", c.threads,
            "Threads per rank. 0: cores of the node / ranks on it [default: 0]");
+  o.choice(
+      "--bind", {"yes", "no"}, c.bind ? 0 : 1, [&c](std::size_t i) { c.bind = i == 0; },
+      "Whether threads of CPU ranks are bound to CPUs, disjoint between ranks. They are not in any "
+      "case where the launcher bound nobody and CPUs are left over, or there are too few.");
+  o.text("--cpu-kernels", "NAME", c.cpu_kernels,
+         "Instructions of CPU ranks: plain, avx2, avx512, or best (of this processor).");
   o.number(
       "--time-limit", "SECONDS", c.time_limit_s,
       "A rank that waits longer than this for the others ends the job and says where it waited; "

@@ -84,6 +84,9 @@ struct HostBox {
   std::array<std::int64_t, 3> end{0, 0, 0};
   // First byte of the whole tensor in the mapped part; null where the tensor is made by synthesize().
   const std::byte* base = nullptr;
+  // Called, where set, when rows [row_begin, row_end) of a matrix (numbers of the whole tensor) have been copied and are not
+  // read again: a column band touches the pages of whole rows, and a tensor can be larger than what is kept of all of them.
+  std::function<void(std::int64_t mat, std::int64_t row_begin, std::int64_t row_end)> copied = {};
 };
 
 // One owner of device memory; freed when it goes. Contents are zero at the start.
@@ -278,8 +281,9 @@ class Backend {
   virtual ~Backend() = default;
 
   // ---- the device -----------------------------------------------------------------------------------------------
-  virtual std::string describe() const = 0;  // "cpu: 2 threads", "cuda 3: NVIDIA H200, sm_90a"
-  virtual void* stream() const = 0;          // for Comm; null on the CPU
+  // "cpu: 2 threads, avx512", "cuda 3: NVIDIA H200, sm_90a"
+  virtual std::string describe() const = 0;
+  virtual void* stream() const = 0;  // for Comm; null on the CPU
   virtual std::size_t free_bytes() const = 0;
   // Names the memory that free_bytes() counts; ranks that give the same name share it ("memory of node7", a GPU's id).
   virtual std::string memory_domain() const = 0;
@@ -432,7 +436,18 @@ class Backend {
 // that the token drawn does not depend on how the vocabulary is cut. Defined in kernels/cpu/sampling.cpp.
 float gumbel_noise(std::uint64_t seed, std::uint64_t draw, std::int32_t id);
 
-// The CPU backend: plain loops over `threads` threads (OpenMP).
+// How the CPU backend computes.
+struct CpuOptions {
+  int threads = 1;
+  std::vector<int> cpus;  // operating-system numbers, one a thread to be bound to; empty: not bound
+  bool crowded = false;   // more threads than CPUs on this machine: those that wait sleep at once
+  std::string instructions;  // "plain", "avx2", "avx512"; empty: the best that the processor has
+};
+
+// The CPU backend. Throws std::invalid_argument for instructions that the processor does not have, std::system_error where
+// threads cannot be started or bound. The calling thread is one of `threads` and is bound at its first product.
+std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
+// Unbound, with the best instructions.
 std::unique_ptr<Backend> make_cpu_backend(int threads);
 
 // The CUDA backend on device `index` (as cuda_devices() counts). Throws DeviceError where the build has no CUDA part, no

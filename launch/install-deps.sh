@@ -8,9 +8,9 @@ packages=(
   g++ cmake ninja-build pkg-config git ca-certificates ccache
   openmpi-bin libopenmpi-dev
   libhdf5-dev hdf5-tools
-  libboost-program-options-dev nlohmann-json3-dev libfmt-dev libpcre2-dev libedit-dev
+  libboost-program-options-dev nlohmann-json3-dev libfmt-dev libpcre2-dev libedit-dev libhwloc-dev
   doctest-dev
-  clang libclang-rt-dev libomp-dev # libFuzzer and its OpenMP
+  clang libclang-rt-dev # libFuzzer
 )
 [ "${1:-}" = --dev ] && packages+=(clang-format-14 clang-tidy-14)
 

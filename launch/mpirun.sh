@@ -17,12 +17,7 @@ for word in "$@"; do
 done
 if [ "$ranks" -gt "$(nproc)" ]; then
   flags+=(--mca mpi_yield_when_idle 1)
-  export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 fi
-
-# A thread that waits for its team spins for 100 ms by default; on a machine that runs anything else, that is 100 ms in which
-# the thread it waits for does not run.
-export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
 
 # Containers usually forbid process_vm_readv, and Open MPI complains once per message instead of doing without.
 if [ -f /.dockerenv ] || [ -f /run/.containerenv ]; then

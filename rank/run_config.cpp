@@ -32,6 +32,8 @@ void each_option(Config& c, const Visit& visit) {
   visit("precision", c.precision);
   visit("share-gpu", c.share_gpu);
   visit("threads", c.threads);
+  visit("bind", c.bind);
+  visit("cpu-kernels", c.cpu_kernels);
   visit("time-limit", c.time_limit_s);
   visit("ctx", c.n_ctx);
   visit("chunk", c.chunk_tok);
@@ -99,6 +101,11 @@ void check(const RunConfig& c) {
     throw std::invalid_argument(fmt::format("--comm {}: not one of nccl, peer, mpi", c.comm));
   }
   require_range("threads", c.threads, 0, 1024, "per rank; 0: chosen");
+  if (c.cpu_kernels != "best" && c.cpu_kernels != "plain" && c.cpu_kernels != "avx2" &&
+      c.cpu_kernels != "avx512") {
+    throw std::invalid_argument(
+        fmt::format("--cpu-kernels {}: not one of best, plain, avx2, avx512", c.cpu_kernels));
+  }
   if (c.time_limit_s != kAutoTimeLimit)
     require_range("time-limit", c.time_limit_s, 0.0, 1e6, "seconds; 0: never");
   const std::int64_t most_tok = std::int64_t{1} << 30;

@@ -29,6 +29,8 @@ struct RunConfig {
   Precision precision = Precision::kExact;  // of products, on CUDA ranks
   bool share_gpu = false;    // several ranks may use one device; data then go through the host
   int threads = 0;           // per rank; 0: cores of the node / ranks on the node, at least 1
+  bool bind = true;          // threads of CPU ranks to CPUs of their own, where that helps
+  std::string cpu_kernels = "best";  // plain, avx2, avx512; best: the last of them the processor has
   double time_limit_s = 60;  // a rank that waits longer for its peers ends the job; 0: never
                              // (kAutoTimeLimit: until settle())
   // the sequence

@@ -98,7 +98,15 @@ PlacedWeight FileWeights::place(const PlannedTensor& t, const Box& box, Backend&
   read_ahead(t, box, file_, info);
   const std::size_t before = storage.size();
   PlacedWeight out;
-  out.weight = backend.load(host_box(t, box, file_.data(info)), storage);
+  HostBox host = host_box(t, box, file_.data(info));
+  const auto row =
+      static_cast<std::uint64_t>(block_bytes(t.type, static_cast<std::uint64_t>(t.dims[0])));
+  host.copied = [&](std::int64_t mat, std::int64_t row_begin, std::int64_t row_end) {
+    const std::int64_t first = mat * t.dims[1];
+    file_.release(info, static_cast<std::uint64_t>(first + row_begin) * row,
+                  static_cast<std::uint64_t>(first + row_end) * row);
+  };
+  out.weight = backend.load(host, storage);
   const bool in_place = storage.size() == before;
   for (std::int64_t m = box.axis[2].begin; m < box.axis[2].end; ++m) {
     const Span span = matrix_span(t, box, m);

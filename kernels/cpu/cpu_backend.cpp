@@ -65,6 +65,8 @@ class CallReplay final : public Replay {
   std::function<void()> body_;
 };
 
+constexpr std::int64_t kCopyBytes = 8 << 20;  // of stored rows, between letting pages go
+
 // Where a box's blocks lie in the stored tensor: a cut inside a block takes the whole block.
 struct BoxBytes {
   std::int64_t stored_row;  // bytes of a whole stored row
@@ -81,13 +83,29 @@ BoxBytes box_bytes(const HostBox& box) {
           box.begin[0] - b0 * t.elems};
 }
 
+const cpu::KernelTable& table_named(const std::string& name) {
+  const std::vector<const cpu::KernelTable*> all = cpu::usable_tables();
+  if (name.empty()) return *all.back();
+  std::string known;
+  for (const cpu::KernelTable* t : all) {
+    if (t->name == name) return *t;
+    known += std::string(known.empty() ? "" : ", ") + t->name;
+  }
+  throw std::invalid_argument("instructions '" + name + "': this processor has " + known);
+}
+
 class CpuBackend final : public Backend {
  public:
-  explicit CpuBackend(int threads) : threads_(std::max(1, threads)) {}
-
-  std::string describe() const override {
-    return "cpu: " + std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads");
+  explicit CpuBackend(const CpuOptions& o)
+      : pool_({o.threads, o.cpus, o.crowded}), ops_{pool_, table_named(o.instructions), {}, {}} {
+    what_ = "cpu: " + std::to_string(pool_.size()) + (pool_.size() == 1 ? " thread" : " threads");
+    what_ += std::string(", ") + ops_.table.name;
+    for (std::size_t i = 0; i < o.cpus.size(); ++i) {
+      what_ += (i == 0 ? ", on CPU " : " ") + std::to_string(o.cpus[i]);
+    }
   }
+
+  std::string describe() const override { return what_; }
   void* stream() const override { return nullptr; }
 
   std::size_t free_bytes() const override {
@@ -153,10 +171,19 @@ class CpuBackend final : public Backend {
     storage.push_back(allocate(static_cast<std::size_t>(w.mat_bytes * w.n_mat)));
     std::byte* to = storage.back()->data();
     w.data = to;
+    // In pieces, each let go when it is copied; by the threads that will read the rows, so that the memory is near them.
+    const std::int64_t at_once = std::max<std::int64_t>(1, kCopyBytes / b.stored_row);
     for (std::int64_t m = 0; m < w.n_mat; ++m) {
-      for (std::int64_t r = 0; r < w.n_out; ++r, to += b.row_bytes) {
-        std::memcpy(to, source + m * stored_mat + r * b.stored_row,
-                    static_cast<std::size_t>(b.row_bytes));
+      for (std::int64_t r0 = 0; r0 < w.n_out; r0 += at_once) {
+        const std::int64_t r1 = std::min(r0 + at_once, w.n_out);
+        pool_.split(r1 - r0, b.row_bytes, [&](std::int64_t begin, std::int64_t end, int) {
+          for (std::int64_t r = r0 + begin; r < r0 + end; ++r) {
+            std::memcpy(to + (m * w.n_out + r) * b.row_bytes,
+                        source + m * stored_mat + r * b.stored_row,
+                        static_cast<std::size_t>(b.row_bytes));
+          }
+        });
+        if (box.copied) box.copied(box.begin[2] + m, box.begin[1] + r0, box.begin[1] + r1);
       }
     }
     return w;
@@ -179,15 +206,16 @@ class CpuBackend final : public Backend {
     auto* to = reinterpret_cast<std::uint8_t*>(storage.back()->data());
     w.data = storage.back()->data();
     const std::int64_t n_row = w.n_out * w.n_mat;
-#pragma omp parallel for num_threads(threads_)
-    for (std::int64_t i = 0; i < n_row; ++i) {
-      const std::int64_t mat = box.begin[2] + i / w.n_out, row = box.begin[1] + i % w.n_out;
-      const std::int64_t at = (mat * box.dims[1] + row) * (b.stored_row / size) + first_block;
-      for (std::int64_t k = 0; k < per_row; ++k) {
-        synth_block(recipe, static_cast<std::uint64_t>(at + k), to + i * b.row_bytes + k * size,
-                    size);
+    pool_.split(n_row, b.row_bytes, [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t mat = box.begin[2] + i / w.n_out, row = box.begin[1] + i % w.n_out;
+        const std::int64_t at = (mat * box.dims[1] + row) * (b.stored_row / size) + first_block;
+        for (std::int64_t k = 0; k < per_row; ++k) {
+          synth_block(recipe, static_cast<std::uint64_t>(at + k), to + i * b.row_bytes + k * size,
+                      size);
+        }
       }
-    }
+    });
     return w;
   }
 
@@ -199,29 +227,28 @@ class CpuBackend final : public Backend {
   }
 
   void matmul(std::span<const MatmulJob> jobs) override {
-    for (const MatmulJob& j : jobs) cpu::matmul(j.y, j.x, *j.w, 0, threads_);
+    pool_.bind_caller();  // here and not earlier: from here on this thread computes
+    cpu::matmul(ops_, jobs);
   }
   void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head,
                    const Weight& w) override {
-    for (std::int64_t h = 0; h < w.n_mat; ++h) {
-      cpu::matmul(y.columns(h * y_head, w.n_out), x.columns(h * x_head, w.n_in), w, h, threads_);
-    }
+    cpu::head_matmul(ops_, y, y_head, x, x_head, w);
   }
   void embed(View<float> y, const BatchView& batch, const Weight& table,
              std::int64_t vocab_begin) override {
-    cpu::embed(y, batch, table, vocab_begin, threads_);
+    cpu::embed(ops_, y, batch, table, vocab_begin);
   }
 
   void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank,
                 std::int64_t bank_stride, const float* score_w, const float* norm_w, float eps,
                 float* probs) override {
-    cpu::mix_norm(y, x, bank, n_bank, bank_stride, score_w, norm_w, eps, probs, threads_);
+    cpu::mix_norm(ops_, y, x, bank, n_bank, bank_stride, score_w, norm_w, eps, probs);
   }
   void rms_norm(View<float> y, View<const float> x, const float* w, float eps) override {
-    cpu::rms_norm(y, x, w, eps, threads_);
+    cpu::rms_norm(ops_, y, x, w, eps);
   }
   void residual(View<float> x, View<const float> a, bool restart) override {
-    cpu::residual(x, a, restart);
+    cpu::residual(ops_, x, a, restart);
   }
   void copy_rows(View<float> y, View<const float> x) override { cpu::copy_rows(y, x); }
   void unpack_bands(View<float> a, View<float> b, View<const float> all,
@@ -235,28 +262,28 @@ class CpuBackend final : public Backend {
 
   void kda_conv(View<float> qkv, View<const float> u, const float* conv, const KdaState& state,
                 const BatchView& batch) override {
-    cpu::kda_conv(qkv, u, conv, state, batch, threads_);
+    cpu::kda_conv(ops_, qkv, u, conv, state, batch);
   }
   void l2_norm_heads(View<float> y, std::int64_t head_dim, float eps) override {
-    cpu::l2_norm_heads(y, head_dim, eps);
+    cpu::l2_norm_heads(ops_, y, head_dim, eps);
   }
   void kda_gates(View<float> g, View<float> beta, const float* dt, const float* a,
                  std::int64_t head_dim, bool safe_gate, float lower_bound) override {
-    cpu::kda_gates(g, beta, dt, a, head_dim, safe_gate, lower_bound, threads_);
+    cpu::kda_gates(ops_, g, beta, dt, a, head_dim, safe_gate, lower_bound);
   }
   void kda_scan(View<float> o, View<const float> q, View<const float> k, View<const float> v,
                 View<const float> g, View<const float> beta, const KdaState& state,
                 const BatchView& batch) override {
-    cpu::kda_scan(o, q, k, v, g, beta, state, batch, threads_);
+    cpu::kda_scan(ops_, o, q, k, v, g, beta, state, batch);
   }
   void kda_output_gate(View<float> o, View<const float> gate, const float* w, std::int64_t head_dim,
                        float eps) override {
-    cpu::kda_output_gate(o, gate, w, head_dim, eps);
+    cpu::kda_output_gate(ops_, o, gate, w, head_dim, eps);
   }
 
   void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache,
                   const BatchView& batch) override {
-    cpu::mla_append(c, w, eps, cache, batch);
+    cpu::mla_append(ops_, c, w, eps, cache, batch);
   }
   void mla_absorb(View<float> q_abs, View<const float> q, const Weight& k_b,
                   std::int64_t rope) override {
@@ -268,29 +295,29 @@ class CpuBackend final : public Backend {
   }
   void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
                   const MlaCache& cache, const BatchView& batch) override {
-    cpu::mla_attend(ctx, q, n_head, scale, cache, batch, threads_);
+    cpu::mla_attend(ops_, ctx, q, n_head, scale, cache, batch);
   }
   void mla_attend_part(View<float> part, View<const float> q, std::int64_t n_head, float scale,
                        const MlaCache& cache, const BatchView& batch) override {
-    cpu::mla_attend_part(part, q, n_head, scale, cache, batch, threads_);
+    cpu::mla_attend_part(ops_, part, q, n_head, scale, cache, batch);
   }
   void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part,
                    std::int64_t n_head) override {
-    cpu::mla_combine(ctx, parts, n_part, n_head);
+    cpu::mla_combine(ops_, ctx, parts, n_part, n_head);
   }
   void sigmoid_gate(View<float> y, View<const float> gate) override {
-    cpu::sigmoid_gate(y, gate, threads_);
+    cpu::sigmoid_gate(ops_, y, gate);
   }
 
   void route(View<std::int32_t> ids, View<float> weights, View<const float> logits,
              const float* bias, bool normalise, float scale) override {
-    cpu::route(ids, weights, logits, bias, normalise, scale);
+    cpu::route(ops_, ids, weights, logits, bias, normalise, scale);
   }
   void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
                View<const float> weights, const ExpertWeights& w, Situ p) override {
-    cpu::experts(m, z, ids, weights, w, p, threads_);
+    cpu::experts(ops_, m, z, ids, weights, w, p);
   }
-  void situ(View<float> g, View<const float> u, Situ p) override { cpu::situ(g, u, p, threads_); }
+  void situ(View<float> g, View<const float> u, Situ p) override { cpu::situ(ops_, g, u, p); }
 
   void penalise(View<float> logits, std::int64_t vocab_begin, const std::int32_t* history,
                 std::int64_t n_hist, float repetition, float presence) override {
@@ -310,13 +337,21 @@ class CpuBackend final : public Backend {
     return box.base != nullptr && b.row_bytes == b.stored_row;
   }
 
-  int threads_;
+  cpu::Pool pool_;
+  cpu::Ops ops_;
+  std::string what_;
 };
 
 }  // namespace
 
+std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
+  return std::make_unique<CpuBackend>(options);
+}
+
 std::unique_ptr<Backend> make_cpu_backend(int threads) {
-  return std::make_unique<CpuBackend>(threads);
+  CpuOptions options;
+  options.threads = threads;
+  return make_cpu_backend(options);
 }
 
 }  // namespace k3

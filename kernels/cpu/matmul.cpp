@@ -1,85 +1,106 @@
 #include <algorithm>
-#include <vector>
 
 #include "kernels/check_shapes.h"
 #include "kernels/cpu/dequant.h"
-#include "kernels/cpu/isa.h"
 #include "kernels/cpu/ops.h"
 
 namespace k3::cpu {
 namespace {
 
-constexpr std::int64_t kLanes = 16;
-// Rows dequantised together: each token's x is then read once for all of them.
-constexpr std::int64_t kRowBlock = 4;
-
-float combine(const float (&acc)[kLanes]) {
-  float s[kLanes];
-  std::copy(acc, acc + kLanes, s);
-  for (std::int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (std::int64_t l = 0; l < half; ++l) s[l] += s[l + half];
-  }
-  return s[0];
+// A job's rows in panels: small enough to be shared out evenly, large enough for the tables to work on several at once.
+std::int64_t rows_per_piece(const RowsJob& job) {
+  return job.n_tok == 1 ? kRowBlock : panel_rows(job.n_in);
 }
 
-// A row's elements as floats: in place where they are stored so, else decoded into scratch.
-const float* row_values(const Weight& w, const std::byte* row, float* scratch) {
-  if (w.type == BlockType::kF32) return reinterpret_cast<const float*>(row) + w.first;
-  dequantize_range(w.type, row, w.first, w.n_in, scratch);
-  return scratch;
+std::int64_t pieces(const RowsJob& job) {
+  const std::int64_t n = rows_per_piece(job);
+  return (job.n_out + n - 1) / n;
 }
 
 }  // namespace
 
-K3_CLONES float dot(const float* a, const float* b, std::int64_t n) {
-  float acc[kLanes] = {};
-  std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (std::int64_t l = 0; l < kLanes; ++l) acc[l] += a[i + l] * b[i + l];
-  }
-  for (std::int64_t l = 0; i + l < n; ++l) acc[l] += a[i + l] * b[i + l];
-  return combine(acc);
-}
-
-void matmul(View<float> y, View<const float> x, const Weight& w, std::int64_t mat, int threads) {
+RowsJob rows_job(View<float> y, View<const float> x, const Weight& w, std::int64_t mat) {
   check_shapes({y, x, &w});
-  if (y.empty()) return;
+  RowsJob job;
+  job.w = w.data + mat * w.mat_bytes;
+  job.row_bytes = w.row_bytes;
+  job.type = w.type;
+  job.first = w.first;
+  job.n_in = w.n_in;
+  job.n_out = w.n_out;
+  job.x = x.data;
+  job.x_stride = x.stride;
+  job.y = y.data;
+  job.y_stride = y.stride;
+  job.n_tok = y.rows;
   if (w.n_in == 0) {  // an empty band contributes nothing to the sum
     for (std::int64_t t = 0; t < y.rows; ++t) std::fill_n(y.row(t), y.cols, 0.0f);
-    return;
+    job.n_out = 0;
   }
-  const std::byte* base = w.data + mat * w.mat_bytes;
-  const std::int64_t n_block = (w.n_out + kRowBlock - 1) / kRowBlock;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-    std::vector<float> scratch(static_cast<std::size_t>(kRowBlock * w.n_in));
-#pragma omp for schedule(static)
-    for (std::int64_t b = 0; b < n_block; ++b) {
-      const std::int64_t o0 = b * kRowBlock;
-      const std::int64_t n = std::min(kRowBlock, w.n_out - o0);
-      const float* rows[kRowBlock];
-      for (std::int64_t r = 0; r < n; ++r) {
-        rows[r] = row_values(w, base + (o0 + r) * w.row_bytes, scratch.data() + r * w.n_in);
+  return job;
+}
+
+void multiply(Ops& ops) {
+  std::int64_t total = 0, scratch = 0, work = 0, n_tok = 0;
+  for (const RowsJob& j : ops.jobs) {
+    if (j.n_tok == 0) continue;
+    total += pieces(j);
+    scratch = std::max(scratch, scratch_elems(j.n_in));
+    work += j.n_tok * j.n_out * j.n_in;
+    n_tok = std::max(n_tok, j.n_tok);
+  }
+  if (total == 0) return;
+  ops.pool.reserve(static_cast<std::size_t>(scratch));
+  const auto run = [&](std::int64_t begin, std::int64_t end, int thread) {
+    std::int64_t at = 0;  // first piece of the job
+    for (const RowsJob& j : ops.jobs) {
+      if (j.n_tok == 0) continue;
+      const std::int64_t n = pieces(j), rows = rows_per_piece(j);
+      const std::int64_t b = std::max(begin - at, std::int64_t{0}), e = std::min(end - at, n);
+      if (b < e) {
+        ops.table.multiply_rows(j, b * rows, std::min(e * rows, j.n_out), ops.pool.scratch(thread));
       }
-      for (std::int64_t t = 0; t < y.rows; ++t) {
-        for (std::int64_t r = 0; r < n; ++r) y.row(t)[o0 + r] = dot(x.row(t), rows[r], w.n_in);
-      }
+      at += n;
     }
+  };
+  // One token: the same rows go to the same thread each time, whose caches hold some of them.
+  const std::int64_t cost = std::max<std::int64_t>(1, work / total);
+  if (n_tok == 1) {
+    ops.pool.split(total, cost, run);
+  } else {
+    ops.pool.deal(total, cost, run);
   }
 }
 
-void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin,
-           int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-  for (std::int64_t t = 0; t < batch.n_tok; ++t) {
-    const std::int64_t row = batch.ids[t] - vocab_begin;
-    if (row < 0 || row >= table.n_out) {
-      std::fill_n(y.row(t), y.cols, 0.0f);
-    } else {
-      dequantize_range(table.type, table.data + row * table.row_bytes, table.first, table.n_in,
-                       y.row(t));
-    }
+void matmul(Ops& ops, std::span<const MatmulJob> jobs) {
+  ops.jobs.clear();
+  for (const MatmulJob& j : jobs) ops.jobs.push_back(rows_job(j.y, j.x, *j.w, 0));
+  multiply(ops);
+}
+
+void head_matmul(Ops& ops, View<float> y, std::int64_t y_head, View<const float> x,
+                 std::int64_t x_head, const Weight& w) {
+  ops.jobs.clear();
+  for (std::int64_t h = 0; h < w.n_mat; ++h) {
+    ops.jobs.push_back(
+        rows_job(y.columns(h * y_head, w.n_out), x.columns(h * x_head, w.n_in), w, h));
   }
+  multiply(ops);
+}
+
+void embed(Ops& ops, View<float> y, const BatchView& batch, const Weight& table,
+           std::int64_t vocab_begin) {
+  ops.pool.split(batch.n_tok, y.cols, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int64_t row = batch.ids[t] - vocab_begin;
+      if (row < 0 || row >= table.n_out) {
+        std::fill_n(y.row(t), y.cols, 0.0f);
+      } else {
+        dequantize_range(table.type, table.data + row * table.row_bytes, table.first, table.n_in,
+                         y.row(t));
+      }
+    }
+  });
 }
 
 }  // namespace k3::cpu

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/ops.h"
@@ -10,13 +11,8 @@ namespace {
 
 // Floor under the sum of the chosen probabilities: 2^-14, as the reference has it.
 constexpr float kWeightFloor = 6.103515625e-5f;
-// Tokens whose expert outputs are held at once.
-constexpr std::int64_t kTokenBlock = 32;
-
-float situ_value(float g, float u, Situ p) {
-  const float gate = p.beta * std::tanh(g / p.beta) * sigmoid(g);
-  return gate * (p.lambda > 0 ? p.lambda * std::tanh(u / p.lambda) : u);
-}
+// Floats of expert inputs and outputs held at once.
+constexpr std::int64_t kMostFloats = 1 << 22;
 
 // Tokens of [t0, t1) that chose an expert of this rank: (expert, output row = token * k + choice).
 struct Choice {
@@ -39,37 +35,60 @@ std::vector<Choice> choices_here(View<const std::int32_t> ids, std::int64_t t0, 
   return found;
 }
 
-// One expert for the tokens that chose it; out[row] = down . situ(gate . z, up . z).
-void run_expert(float* out, std::int64_t latent, View<const float> z, std::span<const Choice> group,
-                const ExpertWeights& w, Situ p, int threads) {
-  const auto n = static_cast<std::int64_t>(group.size());
-  const std::int64_t ffn = w.gate->n_out;
-  std::vector<float> in(static_cast<std::size_t>(n * latent)), g(static_cast<std::size_t>(n * ffn)),
-      u(g.size()), y(in.size());
-  for (std::int64_t i = 0; i < n; ++i) {
-    std::copy_n(z.row(group[static_cast<std::size_t>(i)].tok), latent, in.data() + i * latent);
+// Runs of equal expert in `found`, as [begin, end).
+std::vector<std::pair<std::size_t, std::size_t>> groups_of(const std::vector<Choice>& found) {
+  std::vector<std::pair<std::size_t, std::size_t>> groups;
+  for (std::size_t i = 0, j; i < found.size(); i = j) {
+    for (j = i; j < found.size() && found[j].expert == found[i].expert;) ++j;
+    groups.emplace_back(i, j);
   }
-  const View<float> vin(in.data(), n, latent), vg(g.data(), n, ffn), vu(u.data(), n, ffn),
-      vy(y.data(), n, latent);
-  const std::int64_t e = group.front().expert;
-  matmul(vg, vin, *w.gate, e, threads);
-  matmul(vu, vin, *w.up, e, threads);
-  situ(vg, vu, p, threads);
-  matmul(vy, vg, *w.down, e, threads);
-  for (std::int64_t i = 0; i < n; ++i) {
-    std::copy_n(vy.row(i), latent, out + group[static_cast<std::size_t>(i)].row * latent);
-  }
+  return groups;
+}
+
+// What the chosen experts read and write, a row for each choice, in the order of `found`.
+struct Rows {
+  View<float> z, g, u, y;
+  Rows(float* at, std::int64_t n, std::int64_t latent, std::int64_t ffn)
+      : z(at, n, latent),
+        g(z.data + n * latent, n, ffn),
+        u(g.data + n * ffn, n, ffn),
+        y(u.data + n * ffn, n, latent) {}
+};
+
+// down . situ(gate . z, up . z) for every choice, experts side by side.
+void run_experts(Ops& ops, const Rows& r, const std::vector<Choice>& found, const ExpertWeights& w,
+                 Situ p) {
+  const auto groups = groups_of(found);
+  const auto each = [&](auto&& f) {
+    for (const auto& [begin, end] : groups) {
+      const auto at = static_cast<std::int64_t>(begin), n = static_cast<std::int64_t>(end - begin);
+      f(found[begin].expert, at, n);
+    }
+  };
+  ops.jobs.clear();
+  each([&](std::int64_t e, std::int64_t at, std::int64_t n) {
+    ops.jobs.push_back(rows_job(r.g.slice(at, n), r.z.slice(at, n), *w.gate, e));
+    ops.jobs.push_back(rows_job(r.u.slice(at, n), r.z.slice(at, n), *w.up, e));
+  });
+  multiply(ops);
+  situ(ops, r.g, r.u, p);
+  ops.jobs.clear();
+  each([&](std::int64_t e, std::int64_t at, std::int64_t n) {
+    ops.jobs.push_back(rows_job(r.y.slice(at, n), r.g.slice(at, n), *w.down, e));
+  });
+  multiply(ops);
 }
 
 }  // namespace
 
-void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-           bool normalise, float scale) {
+void route(Ops& ops, View<std::int32_t> ids, View<float> weights, View<const float> logits,
+           const float* bias, bool normalise, float scale) {
   const std::int64_t n = logits.cols, k = ids.cols;
   std::vector<float> p(static_cast<std::size_t>(n));
   std::vector<std::int32_t> order(static_cast<std::size_t>(n));
   for (std::int64_t t = 0; t < logits.rows; ++t) {
-    for (std::int64_t e = 0; e < n; ++e) p[static_cast<std::size_t>(e)] = sigmoid(logits.row(t)[e]);
+    std::fill(p.begin(), p.end(), 1.0f);
+    ops.table.sigmoid_gate(p.data(), logits.row(t), n);
     std::iota(order.begin(), order.end(), 0);
     auto key = [&](std::int32_t e) { return p[static_cast<std::size_t>(e)] + bias[e]; };
     std::partial_sort(
@@ -91,39 +110,49 @@ void route(View<std::int32_t> ids, View<float> weights, View<const float> logits
   }
 }
 
-void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
-             View<const float> weights, const ExpertWeights& w, Situ p, int threads) {
-  const std::int64_t k = ids.cols, latent = m.cols;
+void experts(Ops& ops, View<float> m, View<const float> z, View<const std::int32_t> ids,
+             View<const float> weights, const ExpertWeights& w, Situ p) {
+  const std::int64_t k = ids.cols, latent = m.cols, ffn = w.gate->n_out;
   for (std::int64_t t = 0; t < m.rows; ++t) std::fill_n(m.row(t), latent, 0.0f);
   if (w.gate->empty()) return;
-  std::vector<float> out;
-  for (std::int64_t t0 = 0; t0 < m.rows; t0 += kTokenBlock) {
-    const std::int64_t t1 = std::min(t0 + kTokenBlock, m.rows);
+  const std::int64_t per_choice = 2 * (latent + ffn);
+  const std::int64_t block = std::max<std::int64_t>(1, kMostFloats / (per_choice * k));
+  std::vector<const float*> result;  // by token and choice; null where the expert is another rank's
+  for (std::int64_t t0 = 0; t0 < m.rows; t0 += block) {
+    const std::int64_t t1 = std::min(t0 + block, m.rows);
     const auto found = choices_here(ids, t0, t1, w.expert_begin, w.gate->n_mat);
-    out.assign(static_cast<std::size_t>((t1 - t0) * k * latent), 0.0f);
-    for (std::size_t i = 0; i < found.size();) {
-      std::size_t j = i;
-      while (j < found.size() && found[j].expert == found[i].expert) ++j;
-      run_expert(out.data(), latent, z, std::span(found).subspan(i, j - i), w, p, threads);
-      i = j;
+    const auto n = static_cast<std::int64_t>(found.size());
+    const Rows r(ops.room(n * per_choice), n, latent, ffn);
+    result.assign(static_cast<std::size_t>((t1 - t0) * k), nullptr);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const Choice& c = found[static_cast<std::size_t>(i)];
+      std::copy_n(z.row(c.tok), latent, r.z.row(i));
+      result[static_cast<std::size_t>(c.row)] = r.y.row(i);
     }
+    run_experts(ops, r, found, w, p);
     // Added in the order of choice, whatever order the experts ran in: grouping must not change the sum.
-    for (std::int64_t t = t0; t < t1; ++t) {
-      for (std::int64_t j = 0; j < k; ++j) {
-        const std::int64_t e = ids.row(t)[j] - w.expert_begin;
-        if (e < 0 || e >= w.gate->n_mat) continue;
-        const float* y = out.data() + ((t - t0) * k + j) * latent;
-        for (std::int64_t i = 0; i < latent; ++i) m.row(t)[i] += weights.row(t)[j] * y[i];
+    ops.pool.split(t1 - t0, k * latent, [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        for (std::int64_t j = 0; j < k; ++j) {
+          const float* y = result[static_cast<std::size_t>(i * k + j)];
+          if (y != nullptr) ops.table.add_scaled(m.row(t0 + i), weights.row(t0 + i)[j], y, latent);
+        }
       }
-    }
+    });
   }
 }
 
-void situ(View<float> g, View<const float> u, Situ p, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-  for (std::int64_t t = 0; t < g.rows; ++t) {
-    for (std::int64_t i = 0; i < g.cols; ++i) g.row(t)[i] = situ_value(g.row(t)[i], u.row(t)[i], p);
-  }
+void situ(Ops& ops, View<float> g, View<const float> u, Situ p) {
+  // Tokens can be few and wide or many and narrow: pieces of both.
+  constexpr std::int64_t kColumns = 256, kCost = 16;
+  const std::int64_t across = (g.cols + kColumns - 1) / kColumns;
+  ops.pool.split(g.rows * across, kCost * std::min(kColumns, g.cols),
+                 [&](std::int64_t begin, std::int64_t end, int) {
+                   for (std::int64_t i = begin; i < end; ++i) {
+                     const std::int64_t t = i / across, c = i % across * kColumns;
+                     ops.table.situ(g.row(t) + c, u.row(t) + c, std::min(kColumns, g.cols - c), p);
+                   }
+                 });
 }
 
 }  // namespace k3::cpu

@@ -1,78 +1,70 @@
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
-#include "kernels/cpu/isa.h"
 #include "kernels/cpu/ops.h"
 
 namespace k3::cpu {
 namespace {
 
-// 1 / sqrt(mean(x^2) + eps), the sum in double as the reference does.
-K3_CLONES float inverse_rms(const float* x, std::int64_t n, float eps) {
+void softmax(float* s, std::int64_t n) {
+  const float top = *std::max_element(s, s + n);
   double sum = 0;
-  for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
-  return 1.0f / std::sqrt(static_cast<float>(sum / static_cast<double>(n)) + eps);
-}
-
-void softmax(std::vector<float>& s) {
-  const float top = *std::max_element(s.begin(), s.end());
-  double sum = 0;
-  for (float& v : s) {
-    v = std::exp(v - top);
-    sum += v;
+  for (std::int64_t i = 0; i < n; ++i) {
+    s[i] = exp_f32(s[i] - top);
+    sum += s[i];
   }
-  for (float& v : s) v = static_cast<float>(v / sum);
+  for (std::int64_t i = 0; i < n; ++i) s[i] = static_cast<float>(s[i] / sum);
 }
 
 }  // namespace
 
-void mix_norm(View<float> y, View<const float> x, const float* bank, std::int64_t n_bank,
+float inverse_rms(const KernelTable& table, const float* x, std::int64_t n, float eps) {
+  const double mean = table.sum_squares(x, n) / static_cast<double>(n);
+  return 1.0f / std::sqrt(static_cast<float>(mean) + eps);
+}
+
+void mix_norm(Ops& ops, View<float> y, View<const float> x, const float* bank, std::int64_t n_bank,
               std::int64_t bank_stride, const float* score_w, const float* norm_w, float eps,
-              float* probs, int threads) {
+              float* probs) {
   const std::int64_t d = x.cols;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-  for (std::int64_t t = 0; t < x.rows; ++t) {
-    const float* stream = x.row(t);
-    std::vector<float> mixed;
-    if (n_bank > 0) {
-      auto source = [&](std::int64_t s) {
-        return s < n_bank ? bank + s * bank_stride + t * d : x.row(t);
-      };
-      std::vector<float> p(static_cast<std::size_t>(n_bank + 1));
-      // Scores use the normalised sources, the sum below the raw ones.
-      for (std::int64_t s = 0; s <= n_bank; ++s) {
-        p[static_cast<std::size_t>(s)] =
-            dot(score_w, source(s), d) * inverse_rms(source(s), d, eps);
+  const KernelTable& k = ops.table;
+  // Per thread: probabilities, then the mixed stream.
+  ops.pool.reserve(static_cast<std::size_t>(n_bank + 16 + d));
+  ops.pool.split(x.rows, 4 * (n_bank + 1) * d, [&](std::int64_t begin, std::int64_t end, int th) {
+    float *p = ops.pool.scratch(th), *mixed = p + n_bank + 16;
+    for (std::int64_t t = begin; t < end; ++t) {
+      const float* stream = x.row(t);
+      if (n_bank > 0) {
+        const auto source = [&](std::int64_t s) {
+          return s < n_bank ? bank + s * bank_stride + t * d : x.row(t);
+        };
+        // Scores use the normalised sources, the sum below the raw ones.
+        for (std::int64_t s = 0; s <= n_bank; ++s) {
+          p[s] = k.dot(score_w, source(s), d) * inverse_rms(k, source(s), d, eps);
+        }
+        softmax(p, n_bank + 1);
+        std::fill_n(mixed, d, 0.0f);
+        for (std::int64_t s = 0; s <= n_bank; ++s) k.add_scaled(mixed, p[s], source(s), d);
+        if (probs != nullptr) std::copy(p, p + n_bank + 1, probs + t * (n_bank + 1));
+        stream = mixed;
       }
-      softmax(p);
-      mixed.assign(static_cast<std::size_t>(d), 0.0f);
-      for (std::int64_t s = 0; s <= n_bank; ++s) {
-        const float ps = p[static_cast<std::size_t>(s)];
-        const float* src = source(s);
-        for (std::int64_t i = 0; i < d; ++i) mixed[static_cast<std::size_t>(i)] += ps * src[i];
-      }
-      if (probs != nullptr) std::copy(p.begin(), p.end(), probs + t * (n_bank + 1));
-      stream = mixed.data();
+      k.scale_by(y.row(t), stream, inverse_rms(k, stream, d, eps), norm_w, d);
     }
-    const float scale = inverse_rms(stream, d, eps);
-    for (std::int64_t i = 0; i < d; ++i) y.row(t)[i] = stream[i] * scale * norm_w[i];
-  }
+  });
 }
 
-void rms_norm(View<float> y, View<const float> x, const float* w, float eps, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-  for (std::int64_t t = 0; t < x.rows; ++t) {
-    const float scale = inverse_rms(x.row(t), x.cols, eps);
-    for (std::int64_t i = 0; i < x.cols; ++i) y.row(t)[i] = x.row(t)[i] * scale * w[i];
-  }
+void rms_norm(Ops& ops, View<float> y, View<const float> x, const float* w, float eps) {
+  ops.pool.split(x.rows, 2 * x.cols, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      ops.table.scale_by(y.row(t), x.row(t), inverse_rms(ops.table, x.row(t), x.cols, eps), w,
+                         x.cols);
+    }
+  });
 }
 
-void residual(View<float> x, View<const float> a, bool restart) {
-  for (std::int64_t t = 0; t < x.rows; ++t) {
-    for (std::int64_t i = 0; i < x.cols; ++i)
-      x.row(t)[i] = restart ? a.row(t)[i] : x.row(t)[i] + a.row(t)[i];
-  }
+void residual(Ops& ops, View<float> x, View<const float> a, bool restart) {
+  if (restart) return copy_rows(x, a);
+  for (std::int64_t t = 0; t < x.rows; ++t) ops.table.add_scaled(x.row(t), 1.0f, a.row(t), x.cols);
 }
 
 void copy_rows(View<float> y, View<const float> x) {
@@ -93,11 +85,17 @@ void unpack_bands(View<float> a, View<float> b, View<const float> all,
 
 void note_nonfinite(View<const float> x, std::int32_t layer, std::int32_t* first) {
   for (std::int64_t t = 0; t < x.rows; ++t) {
-    for (std::int64_t i = 0; i < x.cols; ++i) {
-      if (std::isfinite(x.row(t)[i])) continue;
-      *first = std::min(*first, layer);
-      return;
+    // x - x is 0 for a finite x and NaN otherwise: one sum to look at, which the compiler can vectorise.
+    const float* row = x.row(t);
+    float s[16] = {};
+    std::int64_t i = 0;
+    for (; i + 16 <= x.cols; i += 16) {
+      for (int l = 0; l < 16; ++l) s[l] += row[i + l] - row[i + l];
     }
+    for (; i < x.cols; ++i) s[0] += row[i] - row[i];
+    if (std::all_of(s, s + 16, [](float v) { return v == 0.0f; })) continue;
+    *first = std::min(*first, layer);
+    return;
   }
 }
 

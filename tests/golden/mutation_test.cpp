@@ -92,7 +92,7 @@ double run_with(const std::string& name, Mistake mistake, Point at) {
     Prepared p = prepare(c, world, *backend);
     ShardOptions options = shard_options(p.config);
     options.logit_rows = c.n_ctx;
-    Shard shard(*p.plan, *p.file, *backend, world, options, {}, p.warnings);
+    Shard shard(*p.plan, *p.source, *backend, world, options, {}, p.warnings);
     shard.extend(0, s.ids, false);
     const std::vector<float> band = shard.logits({0, c.n_ctx});
     const Band columns = p.plan->vocab_out(world.rank());

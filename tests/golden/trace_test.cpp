@@ -103,7 +103,7 @@ void record(const std::string& model, const Trace& trace, Comm& world, const Lay
   c.n_ctx = static_cast<std::int64_t>(trace.ids.size());
   const auto backend = make_cpu_backend(1);
   Prepared p = prepare(c, world, *backend);
-  Shard shard(*p.plan, *p.file, *backend, world, shard_options(p.config), {}, p.warnings);
+  Shard shard(*p.plan, *p.source, *backend, world, shard_options(p.config), {}, p.warnings);
   shard.forward().set_probe(&recorder);
   shard.extend(0, trace.ids, false);
   shard.logits({0, static_cast<std::int64_t>(trace.ids.size())});

@@ -22,6 +22,8 @@ RunConfig unusual() {
   c.precision = k3::Precision::kFast;
   c.share_gpu = true;
   c.threads = 7;
+  c.bind = false;
+  c.cpu_kernels = "avx2";
   c.time_limit_s = 12.5;
   c.n_ctx = 1 << 20;
   c.chunk_tok = 33;
@@ -112,6 +114,7 @@ TEST_CASE("a value out of range is refused by the name of its option") {
       "--expert-groups 3");
   refused([](RunConfig& c) { c.backend = "gpu"; }, "--backend gpu");
   refused([](RunConfig& c) { c.threads = -1; }, "--threads -1");
+  refused([](RunConfig& c) { c.cpu_kernels = "mmx"; }, "--cpu-kernels mmx");
   refused([](RunConfig& c) { c.time_limit_s = -1; }, "--time-limit -1");
   refused([](RunConfig& c) { c.time_limit_s = std::numeric_limits<double>::quiet_NaN(); },
           "--time-limit nan");
