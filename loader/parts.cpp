@@ -446,6 +446,14 @@ void ModelFile::populate(const TensorInfo& t, std::uint64_t begin, std::uint64_t
   }
 }
 
+// Advice only: a kernel without huge pages refuses it, and needs it not.
+void ModelFile::map_singly(const TensorInfo& t) const {
+  const std::byte* first = checked_range(t, 0, t.bytes);
+  std::byte* const from = page_floor(first);
+  std::byte* const stop = page_ceil(first + t.bytes);
+  if (from < stop) ::madvise(from, static_cast<std::size_t>(stop - from), MADV_NOHUGEPAGE);
+}
+
 void ModelFile::release(const TensorInfo& t, std::uint64_t begin, std::uint64_t end) const {
   const std::byte* first = checked_range(t, begin, end);
   std::byte* const from = page_ceil(first);

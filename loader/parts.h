@@ -89,6 +89,9 @@ class ModelFile {
   void populate(const TensorInfo& t, std::uint64_t begin, std::uint64_t end) const;
   // Bytes [begin, end) have been copied elsewhere: unmaps the whole pages among them (the page cache may keep them).
   void release(const TensorInfo& t, std::uint64_t begin, std::uint64_t end) const;
+  // The tensor's pages are mapped one by one from now on: a huge page of the page cache, mapped whole, would hold what other
+  // ranks own. For tensors that are used in part.
+  void map_singly(const TensorInfo& t) const;
 
   // 32 hex digits that tell models apart: a hash over every part's size, all header bytes, and samples of 256 bytes at 64
   // places spread evenly over each part's data. Reads some MB whatever the model's size. It is no proof against

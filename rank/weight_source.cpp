@@ -95,6 +95,7 @@ std::vector<float> FileWeights::flat(const PlannedTensor& t, bool second, std::i
 PlacedWeight FileWeights::place(const PlannedTensor& t, const Box& box, Backend& backend,
                                 std::vector<std::unique_ptr<DeviceBuffer>>& storage) const {
   const TensorInfo& info = stored(t, false);
+  if (box.elems() < info.n_elem()) file_.map_singly(info);
   read_ahead(t, box, file_, info);
   const std::size_t before = storage.size();
   PlacedWeight out;
@@ -108,14 +109,21 @@ PlacedWeight FileWeights::place(const PlannedTensor& t, const Box& box, Backend&
   };
   out.weight = backend.load(host, storage);
   const bool in_place = storage.size() == before;
+  std::uint64_t kept = 0;  // end of the last strip
   for (std::int64_t m = box.axis[2].begin; m < box.axis[2].end; ++m) {
     const Span span = matrix_span(t, box, m);
-    if (in_place) {
-      out.mapped_bytes += span.end - span.begin;
-    } else {
+    if (!in_place) {
       file_.release(info, span.begin, span.end);
+      continue;
     }
+    out.mapped_bytes += span.end - span.begin;
+    // A page fault maps its neighbours too, here those of other ranks: so the strip is brought in whole, and what lies
+    // between it and the one before is let go. No later use faults again.
+    file_.populate(info, span.begin, span.end);
+    file_.release(info, kept, span.begin);
+    kept = span.end;
   }
+  if (in_place) file_.release(info, kept, info.bytes);
   return out;
 }
 

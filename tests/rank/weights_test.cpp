@@ -57,12 +57,13 @@ struct Loaded {
   std::vector<std::string> warnings;
 };
 
-Loaded open(const std::string& path, int tp) {
+Loaded open(const std::string& path, int tp, int expert_groups = 0) {
   ModelFile file = ModelFile::open(path);
   std::vector<std::string> dialects;
   const ModelConfig config = read_model_config(file.metadata(), file.tensors(), path, dialects);
   Layout layout;
   layout.tp = tp;
+  layout.expert_groups = expert_groups;
   Plan plan = Plan::make(config, file.tensors(), layout, path);
   return {std::move(file), std::move(plan), {}};
 }
@@ -97,6 +98,34 @@ TEST_CASE("a rank has its band of the file resident and next to nothing of the o
   CAPTURE(band);
   REQUIRE(whole > 3 * band);  // else the next line says nothing
   CHECK(resident < band + (whole - band) / 10);
+}
+
+TEST_CASE("a rank that holds a strip of every expert has no other strips resident") {
+  ModelShape shape = named_shape("tiny");
+  shape.n_expert = 96;
+  shape.moe_latent = 256;
+  shape.ffn_expert = 256;  // strips of 64 KiB: what a page fault maps around itself
+  const Model model(shape);
+  Loaded m = open(model.path(), 4, 1);
+  const auto backend = make_cpu_backend(1);
+  const Weights weights(m.plan, FileWeights(m.file), *backend, 1, {}, m.warnings);
+  const int layer = static_cast<int>(m.plan.config().n_layer) - 1;
+  double sum = 0;
+  for (const Role role : {Role::kExpertGate, Role::kExpertUp}) {
+    const Weight& w = weights.matrix(role, layer);
+    for (std::int64_t row = 0; row < w.n_mat * w.n_out; ++row) {
+      const std::byte* at = w.data + row / w.n_out * w.mat_bytes + row % w.n_out * w.row_bytes;
+      sum += reinterpret_cast<const float*>(at)[0];
+    }
+  }
+  CHECK(std::isfinite(sum));
+  std::uint64_t band = 0;
+  for (const PlannedTensor& t : m.plan.tensors()) band += m.plan.band_bytes(t, 1);
+  const std::uint64_t resident = resident_bytes(m.file.data(m.file.tensors().front()));
+  CAPTURE(resident);
+  CAPTURE(band);
+  REQUIRE(m.file.tensor_bytes() > 3 * band);
+  CHECK(resident < band + band / 10);
 }
 
 TEST_CASE("a NaN or an infinity in a vector is refused, naming file, tensor and element") {
