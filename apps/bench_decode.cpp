@@ -13,11 +13,7 @@ namespace {
 Decision fill_decode(BenchSession& s, Engine& engine) {
   const BenchRequest& r = s.request;
   engine.reset(0);
-  if (!r.fabricates()) {
-    const std::vector<std::int32_t> ids = bench_ids(s, engine, r.depth);
-    if (s.log) s.log->prompt(ids);
-    return run_ids(s, engine, ids);
-  }
+  if (!r.fabricates()) return run_ids(s, engine, bench_ids(s, engine, r.depth));
   // The last position is a token's own, for its logits begin the text.
   if (r.depth > 1) engine.fabricate(0, r.depth - 1, engine.config().sampler.seed);
   return run_ids(s, engine, bench_ids(s, engine, 1));
@@ -106,6 +102,7 @@ Timed draw_tokens(BenchSession& s, Engine& engine, Decision before, std::int64_t
 
 void bench_decode(BenchSession& s, Engine& engine) {
   const BenchRequest& r = s.request;
+  if (s.log && !r.fabricates()) s.log->prompt(bench_ids(s, engine, r.depth));
   const double fill_begin = outside_clock_s();
   const Decision first = fill_decode(s, engine);
   s.record.number("fill_s", outside_clock_s() - fill_begin);

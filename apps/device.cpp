@@ -8,8 +8,8 @@
 
 #include <fmt/core.h>
 
-#include "apps/local_main.h"
 #include "apps/cpus.h"
+#include "apps/local_main.h"
 #include "comm/nccl_comm.h"
 #include "comm/peer_comm.h"
 #include "kernels/cuda_devices.h"

@@ -103,8 +103,10 @@ std::optional<Fault> close_log(JobNotes& notes, const std::optional<Fault>& faul
                                const std::string& reason) {
   if (!notes.log) return fault;
   const bool interrupted = fault && fault->exit_code == kExitInterrupted;
-  notes.log->close(!fault ? "finished" : interrupted ? "interrupted" : "failed", reason,
-                   fault ? fault->line : "");
+  notes.log->close(!fault        ? "finished"
+                   : interrupted ? "interrupted"
+                                 : "failed",
+                   reason, fault ? fault->line : "");
   const std::optional<std::string> trouble = notes.log->trouble();
   if (!trouble || (fault && !interrupted)) return fault;
   return Fault{kExitEnvironment,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -58,7 +59,7 @@ class Shared {
     return control_->*member;
   }
 
-  const char* what = nullptr;  // of the places seen
+  std::atomic<const char*> what{nullptr};  // of the places seen; the board reads it from any thread
 
  private:
   cudaError_t status_ = cudaSuccess;

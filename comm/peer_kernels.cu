@@ -16,8 +16,6 @@ constexpr std::size_t kQuickBytes = std::size_t{512} << 10;  // that one rank se
 __device__ void copy(float* to, const float* from, std::uint32_t n) {
   std::uint32_t done = 0;
   if (((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) & 15) == 0) {
-    // Several reads under way at once: each is a trip to memory.
-    constexpr std::uint32_t kAtOnce = 4;
     for (std::uint32_t i = threadIdx.x; i < n / 4; i += kAtOnce * blockDim.x) {
       float4 x[kAtOnce];
 #pragma unroll

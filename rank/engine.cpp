@@ -341,9 +341,7 @@ std::uint64_t Engine::save(int slot) {
 void Engine::restore(std::uint64_t saved, int slot) {
   impl_->keep_command(Command::Kind::kRestore, slot, saved);
 }
-void Engine::forget(std::uint64_t saved) {
-  impl_->keep_command(Command::Kind::kForget, 0, saved);
-}
+void Engine::forget(std::uint64_t saved) { impl_->keep_command(Command::Kind::kForget, 0, saved); }
 
 std::int64_t Engine::length(int slot) const { return impl_->shard->length(slot); }
 

@@ -16,7 +16,8 @@
 
 namespace k3 {
 
-// Sees intermediates by the names of tests/README.md ("ffn_moe_out", layer 4): for traces. Banded ones hold this rank's part.
+// Sees intermediates by the names of the golden traces ("ffn_moe_out", layer 4; tests/golden/trace_test.cpp). Banded ones hold
+// this rank's part.
 class Probe {
  public:
   virtual ~Probe() = default;

@@ -27,10 +27,10 @@ struct RunConfig {
   std::string comm =
       "nccl";  // what data travel over between CUDA ranks: nccl; peer memory; mpi through the host
   Precision precision = Precision::kExact;  // of products, on CUDA ranks
-  bool share_gpu = false;    // several ranks may use one device; data then go through the host
-  int threads = 0;           // per rank; 0: cores of the node / ranks on the node, at least 1
-  bool bind = true;          // threads of CPU ranks to CPUs of their own, where that helps
-  std::string cpu_kernels = "best";  // plain, avx2, avx512; best: the last of them the processor has
+  bool share_gpu = false;  // several ranks may use one device; data then go through the host
+  int threads = 0;         // per rank; 0: cores of the node / ranks on the node, at least 1
+  bool bind = true;        // threads of CPU ranks to CPUs of their own, where that helps
+  std::string cpu_kernels = "best";  // plain, avx2, avx512; best: the last that the CPU has
   double time_limit_s = 60;  // a rank that waits longer for its peers ends the job; 0: never
                              // (kAutoTimeLimit: until settle())
   // the sequence

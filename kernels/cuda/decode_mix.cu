@@ -52,8 +52,8 @@ __device__ __forceinline__ float scattered_sum(const float* values) {
 }
 
 // Sums `n` values over the cluster; the result is in sh.total on return.
-__device__ __forceinline__ void cluster_sum(cg::cluster_group& cluster, Exchange& sh, const float* mine, int n,
-                            int round) {
+__device__ __forceinline__ void cluster_sum(cg::cluster_group& cluster, Exchange& sh,
+                                            const float* mine, int n, int round) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (n <= kFew) {
 #pragma unroll

@@ -405,8 +405,10 @@ std::size_t shared_bytes(const TileRing& r) {
 bool supported(const ExpertStep& e) {
   const Weight &gate = *e.w.gate, &up = *e.w.up, &down = *e.w.down;
   auto aligned = [](const float* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
-  return e.m.rows == 1 && e.ids.cols <= kMaxUsed && e.logits.cols <= kMaxExperts && !gate.empty() &&
-         !down.empty() && in_pieces(gate) && in_pieces(up) && in_pieces(down) &&
+  const bool fits = gate.n_in == e.z.cols && up.n_in == gate.n_in && up.n_out == gate.n_out &&
+                    down.n_in == gate.n_out && down.n_out == e.m.cols;
+  return fits && e.m.rows == 1 && e.ids.cols <= kMaxUsed && e.logits.cols <= kMaxExperts &&
+         !gate.empty() && !down.empty() && in_pieces(gate) && in_pieces(up) && in_pieces(down) &&
          down.n_in <= kMaxStaged && aligned(e.z.data) && e.ids.cols <= e.logits.cols;
 }
 

@@ -1,7 +1,6 @@
 // Products of one token's activations with many weight rows, in one launch: every block takes an even share of the bytes.
 #include <algorithm>
 
-#include "kernels/check_shapes.h"
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/gemv.cuh"
@@ -251,7 +250,6 @@ __global__ void __launch_bounds__(kThreads, 1) product_kernel(const __grid_const
     }
   }
   __syncthreads();
-  sums = reinterpret_cast<float*>(shared + l.sums_at);
   for (int k = 0; k < l.n_group; ++k) {
     const Group& g = l.group[k];
     const int r0 = shares[k].begin, n = shares[k].n;
@@ -317,7 +315,7 @@ bool make_group(const FusedProduct& p, std::span<const Operand> operands, Launch
   g = {};
   g.join = p.join;
   g.n_matrix = p.join == FusedProduct::Join::kOne ? 1 : 2;
-  if (p.y.rows != 1 || !make_matrix(p.a, l, g.m[0])) return false;
+  if (p.y.rows != 1 || !make_matrix(p.a, l, g.m[0]) || p.y.cols != p.a.w->n_out) return false;
   if (g.n_matrix > 1 && (!make_matrix(p.b, l, g.m[1]) || p.b.w->n_out != p.a.w->n_out))
     return false;
   g.situ = operands[static_cast<std::size_t>(p.a.operand)].situ;

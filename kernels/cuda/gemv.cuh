@@ -28,8 +28,6 @@ enum class Codec : int { kF32, kQ8, kIq1s };
 struct Staged {
   int n = 0;
   int half_bytes = 0;
-  int pad =
-      0;  // bytes between runs of four groups: lanes that read four groups each meet no bank twice with 16
   int hi = 0, lo = 0;      // offsets in shared memory, bytes
   int scale = 0, sum = 0;  // f32 per group of 32: scale of q, and sum of the group's values
   int f32 = -1;            // the values themselves, or -1

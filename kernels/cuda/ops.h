@@ -75,7 +75,7 @@ void sigmoid_gate(View<float> y, View<const float> gate, cudaStream_t stream);
 
 // gemv.cu
 inline constexpr std::size_t kMaxProducts = 8;  // of one launch
-bool has_gemv(const Weight& w);                 // whether rows of this type and layout have a kernel there
+bool has_gemv(const Weight& w);  // whether rows of this type and layout have a kernel there
 bool fused_products(std::span<const Operand> operands, std::span<const FusedProduct> products,
                     cudaStream_t stream);
 // decode_mix.cu

@@ -31,7 +31,8 @@ __global__ void repack_iq1_s_kernel(std::byte* to, std::int64_t to_pitch, const 
       const std::int64_t octet = first / 8 + 2 * i + o;
       const BlockIQ1_S& block = blocks[octet / 32];
       const int at = static_cast<int>(octet % 32);
-      const std::uint32_t grid = d_iq1s.v[block.q[at] | (block.h[at / 4] >> (3 * (at % 4)) & 7) << 8];
+      const std::uint32_t grid =
+          d_iq1s.v[block.q[at] | (block.h[at / 4] >> (3 * (at % 4)) & 7) << 8];
       for (int j = 0; j < 8; ++j) {
         const auto code = static_cast<std::uint32_t>(static_cast<int>(iq1_value(grid, j)) + 1);
         word |= code << (8 * (j % 4) + 2 * (2 * o + j / 4));

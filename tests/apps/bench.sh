@@ -84,12 +84,15 @@ run 1 "$bin/k3bench" decode --model "$scratch/tiny.gguf" --threads 1 --seed 9 --
 measured "$name, from the file"
 expected=$(field ids)
 for ranks in 1 2; do
-  run "$ranks" "$bin/k3bench" decode --synthetic tiny,layers=4 --threads 1 --seed 9 --depth 6 -n 6 --warmup 2 --check 3
+  run "$ranks" "$bin/k3bench" decode --synthetic tiny,layers=4 --threads 1 --seed 9 --depth 6 -n 6 --warmup 2 --check 3 \
+    --log "$scratch/check.h5"
   measured "$name on $ranks"
   is "$name on $ranks" ids "$expected"
   is "$name on $ranks" weights 'synthetic tiny,layers=4 seed 9'
   is "$name on $ranks" check_replayed_equal 3
   holds "$name on $ranks" '{check_n} == 3 && {check_top1} == 1 && {check_kld_max} == 0'
+  h5dump -H -d prompt/id "$scratch/check.h5" >"$scratch/dump" 2>&1
+  grep -q 'SIMPLE { ( 6 )' "$scratch/dump" || fail "$name on $ranks: the prompt is not in the log once"
 done
 
 name="one rank of eight"

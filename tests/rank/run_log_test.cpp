@@ -139,7 +139,8 @@ TEST_CASE("a chat's turns follow each other, and each says where it ends") {
   const k3::h5::Group turns = root.open_group("turns");
   CHECK(turns.open("prompt_tokens").read<std::int64_t>() == std::vector<std::int64_t>{3, 1});
   CHECK(turns.open("generated_tokens").read<std::int64_t>() == std::vector<std::int64_t>{2, 1});
-  CHECK(turns.open("reason").read<std::string>() == std::vector<std::string>{"stop", "interrupted"});
+  CHECK(turns.open("reason").read<std::string>() ==
+        std::vector<std::string>{"stop", "interrupted"});
   CHECK(token_ids(path) == std::vector<std::int32_t>{11, 12, 13});
 }
 
