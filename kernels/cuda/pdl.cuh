@@ -22,13 +22,25 @@ __device__ __forceinline__ void let_successor_start() {
 #endif
 }
 
+// Whether the current device knows dependent launches; on others a chained launch is a plain one.
+inline bool device_chains() {
+  static const bool known = [] {
+    int device = 0, major = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+          "cudaDeviceGetAttribute");
+    return major >= 9;
+  }();
+  return known;
+}
+
 // Launches a kernel whose body calls wait_for_predecessor(). cluster > 1: blocks per cluster.
 template <class... Params, class... Args>
 void launch_chained(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
                     std::size_t shared, int cluster, cudaStream_t stream, Args&&... args) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].val.programmaticStreamSerializationAllowed = device_chains() ? 1 : 0;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   cudaLaunchConfig_t config{};
@@ -37,7 +49,7 @@ void launch_chained(const char* name, void (*kernel)(Params...), dim3 grid, dim3
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
+  config.numAttrs = cluster > 1 ? 2 : device_chains() ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...), name);
 }
 

@@ -48,11 +48,10 @@ void Staging::gather(std::byte* to, const HostRows& rows, std::int64_t begin,
                   static_cast<std::size_t>(rows.row_bytes));
     }
   };
-  std::vector<std::thread> readers;
+  std::vector<std::jthread> readers;  // joined whatever happens
   for (std::int64_t i = 1; i < wanted; ++i)
     readers.emplace_back(copy, n * i / wanted, n * (i + 1) / wanted);
   copy(0, n / wanted);
-  for (std::thread& r : readers) r.join();
 }
 
 void Staging::upload(std::byte* device, std::int64_t device_pitch, const HostRows& rows,
