@@ -141,7 +141,7 @@ class ThreadComm : public Comm {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  int world_rank(int rank) const { return group_->world_rank[rank]; }
+  int world_rank(int rank) const override { return group_->world_rank[rank]; }
   const Slot& slot(int rank) const { return group_->slots[rank]; }
   std::string line(const Call& call, const std::string& text) const;
   [[noreturn]] void fail(const Call& call, const std::string& text);
