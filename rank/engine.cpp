@@ -379,8 +379,10 @@ void Engine::logits(int slot, std::span<const std::int32_t> ids, bool last_only,
   c.slot = slot;
   c.want = last_only ? Command::Want::kLastLogits : Command::Want::kAllLogits;
   impl_->on_rows = [&] { sink(impl_->rows, impl_->n_rows); };
+  // Let go also when a step or the sink throws: it refers to this call's arguments.
+  const std::unique_ptr<Impl, void (*)(Impl*)> guard(impl_.get(),
+                                                     [](Impl* i) { i->on_rows = nullptr; });
   impl_->extend(c, ids, last_only ? Command::Want::kNothing : Command::Want::kAllLogits, progress);
-  impl_->on_rows = nullptr;
 }
 
 void Engine::trace(bool on) { impl_->shard->trace(on); }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 
 #include "kernels/cpu/ops.h"
 #include "kernels/half.h"
@@ -171,6 +172,9 @@ void mla_append(Ops& ops, View<const float> c, const float* w, float eps, const 
 void mla_attend(Ops& ops, View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
                 const MlaCache& cache, const BatchView& batch) {
   const std::int64_t latent = cache.kv_latent, width = latent + cache.rope;
+  if (cache.shard.n_part > 1)
+    throw std::invalid_argument(
+        "mla_attend: this rank keeps a part of the rows; see mla_attend_part");
   for_heads(ops, n_head, cache, batch, false, [&](Attention& a, const Piece& p) {
     float* out = ctx.row(p.tok) + p.h0 * latent;
     a.run(out, latent, q.row(p.tok) + p.h0 * width, scale, p.rows, p.n_row);

@@ -340,6 +340,9 @@ class CudaBackend final : public Backend {
   }
   void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
                   const MlaCache& cache, const BatchView& batch) override {
+    if (cache.shard.n_part > 1)
+      throw std::invalid_argument(
+          "mla_attend: this rank keeps a part of the rows; see mla_attend_part");
     const MlaQueries queries = absorbed(q, cache.kv_latent, cache.rope);
     if (attend_fast({ctx, false}, queries, n_head, scale, cache, batch)) return;
     cuda::mla_attend(ctx, q, n_head, scale, cache, batch,

@@ -9,17 +9,13 @@
 
 #include "kernels/cpu/dequant.h"
 #include "support/backends.h"
+#include "support/random_blocks.h"
 
 namespace k3 {
 namespace {
 
-std::vector<float> random_values(std::size_t n, unsigned seed, float low = -1, float high = 1) {
-  std::mt19937 rng(seed);
-  std::uniform_real_distribution<float> u(low, high);
-  std::vector<float> v(n);
-  for (float& x : v) x = u(rng);
-  return v;
-}
+using test::random_blocks;
+using test::random_values;
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
@@ -76,22 +72,6 @@ struct Batch {
 
 HostBox whole(BlockType type, std::array<std::int64_t, 3> dims, const std::byte* base) {
   return {type, dims, {0, 0, 0}, dims, base};
-}
-
-// A stored matrix of any type: random blocks, each drawn again until its values are finite and small.
-std::vector<std::byte> random_blocks(BlockType type, std::int64_t n_elem, unsigned seed) {
-  const BlockTraits& t = traits(type);
-  std::mt19937 rng(seed);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(n_elem / t.elems * t.bytes));
-  std::vector<float> value(static_cast<std::size_t>(t.elems));
-  for (std::size_t at = 0; at < bytes.size(); at += static_cast<std::size_t>(t.bytes)) {
-    do {
-      for (std::int32_t i = 0; i < t.bytes; ++i)
-        bytes[at + static_cast<std::size_t>(i)] = static_cast<std::byte>(rng());
-      dequantize(type, bytes.data() + at, value.data(), t.elems);
-    } while (!std::all_of(value.begin(), value.end(), [](float v) { return std::abs(v) < 1e3f; }));
-  }
-  return bytes;
 }
 
 constexpr BlockType kAllTypes[] = {

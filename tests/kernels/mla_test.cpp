@@ -3,23 +3,14 @@
 
 #include <cmath>
 #include <limits>
-#include <random>
 
 #include "kernels/cuda/mla_choice.h"
 #include "support/backends.h"
+#include "support/random_blocks.h"
 
 namespace k3 {
-namespace {
 
-std::vector<float> random_values(std::int64_t n, unsigned seed) {
-  std::mt19937 rng(seed);
-  std::uniform_real_distribution<float> u(-1, 1);
-  std::vector<float> v(static_cast<std::size_t>(n));
-  for (float& x : v) x = u(rng);
-  return v;
-}
-
-}  // namespace
+using test::random_values;
 
 TEST_CASE(
     "every position is kept by one rank, in order and without gaps, and shares differ by a block "
@@ -97,6 +88,21 @@ TEST_CASE(
         CHECK(wrong > 1e-3);
       }
     }
+  });
+}
+
+TEST_CASE(
+    "attention over a cache of which a rank keeps a part is refused, not done over that part") {
+  for_each_backend([](Backend& b) {
+    Matrix<std::int32_t> zero(b, 1, 1, {0});
+    BatchView batch;
+    batch.n_tok = 1;
+    batch.pos = batch.slot = zero.data();
+    Matrix<float> rows(b, 8, 5), q(b, 1, 5), ctx(b, 1, 4);
+    const MlaCache cache{
+        reinterpret_cast<std::byte*>(rows.data()), CacheType::kF32, 8, 4, 1, {0, 2, 2}};
+    CHECK_THROWS_WITH_AS(b.mla_attend(ctx, q, 1, 1.0f, cache, batch),
+                         doctest::Contains("mla_attend_part"), std::invalid_argument);
   });
 }
 
