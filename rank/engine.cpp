@@ -370,6 +370,37 @@ Decision Engine::extend(int slot, std::span<const std::int32_t> ids, const Sampl
   }
 }
 
+std::vector<Decision> Engine::step(std::span<const StepPart> parts) {
+  std::int64_t n_tok = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    validate(parts[i].sampler);
+    impl_->check_ids(parts[i].slot, parts[i].ids);
+    n_tok += static_cast<std::int64_t>(parts[i].ids.size());
+    for (std::size_t j = 0; j < i; ++j) {
+      if (parts[i].slot == parts[j].slot)
+        throw std::invalid_argument("slot " + std::to_string(parts[i].slot) + " twice in a step");
+    }
+  }
+  if (n_tok > impl_->prepared.config.chunk_tok) {
+    throw std::invalid_argument("a step of " + std::to_string(n_tok) + " tokens: at most " +
+                                std::to_string(impl_->prepared.config.chunk_tok));
+  }
+  std::vector<Decision> decisions(parts.size());
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const StepPart& p = parts[i];
+    if (p.wants_token) {
+      decisions[i] = extend(p.slot, p.ids, p.sampler, p.draw, p.generated);
+      continue;
+    }
+    Command c;
+    c.kind = Command::Kind::kExtend;
+    c.slot = p.slot;
+    c.generated = p.generated ? 1 : 0;
+    impl_->extend(c, p.ids, Command::Want::kNothing, {});
+  }
+  return decisions;
+}
+
 void Engine::logits(int slot, std::span<const std::int32_t> ids, bool last_only,
                     const std::function<void(std::span<const float>, std::int64_t)>& sink,
                     const ProgressFn& progress) {

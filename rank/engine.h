@@ -52,6 +52,16 @@ struct StepTiming {
   double seconds = 0;
 };
 
+// One sequence's part of a step that several share.
+struct StepPart {
+  int slot = 0;                       // no slot twice in a step
+  std::span<const std::int32_t> ids;  // appended to its sequence; at least one
+  bool generated = false;             // ids were drawn, not given (see Engine::extend)
+  bool wants_token = true;            // false: more of the prompt follows
+  SamplerOptions sampler;             // of this sequence alone, as is `draw`
+  std::uint64_t draw = 0;
+};
+
 // Raised on rank 0 when a logit is NaN or infinite: names the first layer whose output was not finite.
 class NonFiniteError : public std::runtime_error {
  public:
@@ -98,6 +108,10 @@ class Engine {
   // (`generated` false) count for the repetition penalty only, generated ones for the presence penalty as well.
   Decision extend(int slot, std::span<const std::int32_t> ids, const SamplerOptions& sampler,
                   std::uint64_t draw, bool generated, const ProgressFn& progress = {});
+  // Appends every part's ids to its sequence and draws each one's next token, as extend() would for it alone. Parts may be of
+  // any length and depth, together at most chunk_tok ids. One Decision a part, in order; of a part that wants no token only
+  // the default. Throws std::invalid_argument as extend() does, before anything runs.
+  std::vector<Decision> step(std::span<const StepPart> parts);
   // Appends ids and gives rows of logits [rows, n_vocab] to `sink`, chunk by chunk: of every id, or of the last one only.
   void logits(int slot, std::span<const std::int32_t> ids, bool last_only,
               const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,
