@@ -45,6 +45,11 @@ if [ -w /dev/full ]; then
   done
 fi
 
+bad "no such command" 'frob: not a command; layout' k3plan frob
+run 1 "$bin/k3plan" --shape tiny
+cp "$scratch/out" "$scratch/bare.txt"
+ok "the command by its name" k3plan layout --shape tiny
+cmp -s "$scratch/bare.txt" "$scratch/out" || fail "k3plan and k3plan layout differ"
 bad "neither model nor shape" 'give either --model FILE or --shape NAME' k3plan
 bad "both" 'give either --model FILE or --shape NAME' k3plan --shape k3 --model "$nano"
 bad "unknown shape" 'no shape is called k4; valid: k3' k3plan --shape k4
