@@ -3,7 +3,7 @@
 # it ends in time, not with zero, after a line that says who waited in which call; no process and no GPU memory is left.
 # Then short jobs, many times: each ends with 0, and soon.
 #   faults.sh <launch/mpirun.sh> <folder of the programs> <k3-nano.gguf> [<a model that takes seconds to load>]
-# Prints a table of what was seen. Exit 77 without two GPUs.
+# With one GPU the ranks share it, over mpi alone. Prints a table of what was seen. Exit 77 without a GPU.
 set -uo pipefail
 mpirun=$1 bin=$(readlink -f "$2") nano=$3 large=${4:-}
 limit=${K3_FAULT_LIMIT:-4}  # seconds that a rank may wait
@@ -11,7 +11,9 @@ jobs=${K3_FAULT_JOBS:-17}  # short ones over each communicator
 comms=${K3_FAULT_COMMS:-nccl peer mpi}
 parts=${K3_FAULT_PARTS:-faults jobs}
 alone=${K3_FAULT_ALONE:-yes}  # no: others use the GPUs too, so the memory in use says nothing of this job
-[ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -ge 2 ] || exit 77
+share=() devices=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+[ "$devices" -ge 1 ] || exit 77
+[ "$devices" -ge 2 ] || { share=(--share-gpu) && comms=mpi; }
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 failures=0
@@ -59,8 +61,8 @@ gone() {
 # fault <comm> <phase> <signal> <rank>
 fault() {
   local name="$1, $2, SIG$3 of rank $4" model=$nano other=$((1 - $4)) line
-  local options=(--prompt 'Once upon a time' -n 3500)
-  [ "$2" = prefill ] && options=(--prompt-file "$scratch/prompt" --chunk 1 -n 1)
+  local options=("${share[@]}" --prompt 'Once upon a time' -n 3500)
+  [ "$2" = prefill ] && options=("${share[@]}" --prompt-file "$scratch/prompt" --chunk 1 -n 1)
   [ "$2" = load ] && model=$large
   : >"$scratch/out" && : >"$scratch/err"
   timeout 60 "$mpirun" -n 2 "$bin/k3run" --backend cuda --comm "$1" --model "$model" --ignore-eos --ctx 4096 \
@@ -78,7 +80,7 @@ fault() {
   [ "$rc" -ne 0 ] && [ "$rc" -ne 124 ] || fail "$name: exit code $rc"
   awk -v s="$seconds" 'BEGIN { exit !(s < 15) }' || fail "$name: took $seconds s"
   local what="(waited [0-9.]+ s|asked to end while waiting, for [0-9.]+ s,) in (loading|[a-z_]+\\([A-Za-z]+\\) call [0-9]+)"
-  line=$(grep -E "^rank $other/2 \\(.+, cuda $other\\): $what" "$scratch/err" | head -1)
+  line=$(grep -E "^rank $other/2 \\(.+, cuda $((other % devices))\\): $what" "$scratch/err" | head -1)
   [ -n "$line" ] || fail "$name: rank $other does not say what it waited for"
   [ "$3" = STOP ] && [ "$(grep -cE '^rank [0-9]/2 ' "$scratch/err")" -ne 1 ] && fail "$name: not one line"
   gone "$name"
@@ -103,7 +105,7 @@ short_jobs() {
   local err=$scratch/err.$1 slowest=0 i job begin rc seconds bad=0
   for i in $(seq "$jobs"); do
     : >"$err"
-    timeout 60 "$mpirun" -n 2 "$bin/k3run" --backend cuda --comm "$1" --model "$nano" --ignore-eos --prompt x -n 1 --temp 0 \
+    timeout 60 "$mpirun" -n 2 "$bin/k3run" --backend cuda --comm "$1" "${share[@]}" --model "$nano" --ignore-eos --prompt x -n 1 --temp 0 \
       2>"$err" </dev/null >/dev/null &
     job=$!
     until grep -q 'ended by: length' "$err" || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
