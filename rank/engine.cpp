@@ -65,10 +65,14 @@ struct Engine::Impl {
 
   // ---- both sides of the protocol ---------------------------------------------------------------------------------
   // A step of at most chunk_tok ids; afterwards rank 0 has every rank's answers where it wanted any.
-  void run(const Command& command, std::span<const std::int32_t> ids) {
+  void run(const Command& command, std::span<const std::int32_t> ids,
+           std::span<const CommandPart> parts) {
+    const CommandPart alone = part_of(command, ids);
+    if (parts.empty()) parts = {&alone, 1};
     switch (command.kind) {
       case Command::Kind::kExtend:
-        shard->extend(command.slot, ids, command.generated != 0);
+      case Command::Kind::kStep:
+        shard->extend(parts, ids);
         break;
       case Command::Kind::kReset:
         return shard->reset(command.slot);
@@ -93,7 +97,9 @@ struct Engine::Impl {
       case Command::Want::kNothing:
         return;
       case Command::Want::kCandidates:
-        return answer_candidates(command);
+        return answer_candidates(command.kind == Command::Kind::kMore
+                                     ? shard->more_candidates(parts)
+                                     : shard->candidates(parts));
       case Command::Want::kLastLogits:
         return answer_logits(shard->last_n_tok() - 1);
       case Command::Want::kAllLogits:
@@ -101,9 +107,22 @@ struct Engine::Impl {
     }
   }
 
-  void answer_candidates(const Command& command) {
+  // The part that a command about one slot amounts to.
+  static CommandPart part_of(const Command& command, std::span<const std::int32_t> ids) {
+    CommandPart p;
+    p.slot = command.slot;
+    p.n_ids = static_cast<std::int32_t>(ids.size());
+    p.generated = command.generated;
+    p.wants_token = command.want == Command::Want::kCandidates ? 1 : 0;
+    p.repetition = command.repetition;
+    p.presence = command.presence;
+    p.query = command.query;
+    return p;
+  }
+
+  void answer_candidates(std::vector<CandidateResult> candidates) {
     Answer a = answer_head();
-    a.candidates = shard->candidates(command.slot, command);
+    a.candidates = std::move(candidates);
     a.first_nonfinite = shard->first_nonfinite();
     collect(Point::kCandidates, a);
   }
@@ -185,14 +204,15 @@ struct Engine::Impl {
   }
 
   // ---- rank 0 -------------------------------------------------------------------------------------------------------
-  void drive(const Command& command, std::span<const std::int32_t> ids) {
+  void drive(const Command& command, std::span<const std::int32_t> ids,
+             std::span<const CommandPart> parts = {}) {
     in_step = true;
     const auto begin = Clock::now();
-    send_command(world, command, ids);
-    run(command, ids);
+    send_command(world, command, ids, parts);
+    run(command, ids, parts);
     if (Timeline* t = shard->timeline()) t->stop();
     in_step = false;
-    if (command.kind == Command::Kind::kExtend) {
+    if (command.kind == Command::Kind::kExtend || command.kind == Command::Kind::kStep) {
       timings.push_back({static_cast<std::int64_t>(ids.size()), seconds_since(begin)});
     }
     if (first_nonfinite != Forward::kAllFinite) throw_nonfinite(command.slot);
@@ -239,6 +259,56 @@ struct Engine::Impl {
       throw std::invalid_argument("--ctx " + std::to_string(prepared.config.n_ctx) +
                                   ": the sequence needs " + std::to_string(length) + " positions");
     }
+  }
+
+  // One pass for all parts, then as many rounds of candidates as the hardest draw takes.
+  std::vector<Decision> step(std::span<const StepPart> parts) {
+    std::vector<Decision> decisions(parts.size());
+    std::vector<std::int32_t> ids;
+    std::vector<CommandPart> asked;
+    std::vector<std::size_t> drawing;  // parts, by row of the logits searched
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const StepPart& p = parts[i];
+      CommandPart& c = asked.emplace_back();
+      c.slot = p.slot;
+      c.n_ids = static_cast<std::int32_t>(p.ids.size());
+      c.generated = p.generated ? 1 : 0;
+      c.wants_token = p.wants_token ? 1 : 0;
+      c.repetition = p.sampler.repetition_penalty;
+      c.presence = p.sampler.presence_penalty;
+      c.query = first_query(p.sampler, p.draw);
+      ids.insert(ids.end(), p.ids.begin(), p.ids.end());
+      if (p.wants_token) drawing.push_back(i);
+    }
+    if (parts.empty()) return decisions;
+    Command command;
+    command.kind = Command::Kind::kStep;
+    command.slot = parts[0].slot;
+    if (!drawing.empty()) command.want = Command::Want::kCandidates;
+    drive(command, ids, asked);
+    std::vector<CommandPart> open;
+    for (std::size_t row = 0; row < drawing.size(); ++row) {
+      open.push_back(asked[drawing[row]]);
+      open.back().row = static_cast<std::int32_t>(row);
+    }
+    command.kind = Command::Kind::kMore;
+    while (!open.empty()) {
+      std::vector<CommandPart> still;
+      for (std::size_t i = 0; i < open.size(); ++i) {
+        std::vector<CandidateResult> results;
+        for (const Answer& a : answers) results.push_back(a.candidates.at(i));
+        const std::size_t part = drawing[static_cast<std::size_t>(open[i].row)];
+        Decision& d = decisions[part] = decide(parts[part].sampler, open[i].query, results);
+        if (d.kind == Decision::Kind::kNotFinite)
+          throw NonFiniteError("no token has a finite logit");
+        if (d.kind == Decision::Kind::kToken) continue;
+        still.push_back(open[i]);
+        still.back().query = d.next;
+      }
+      open = std::move(still);
+      if (!open.empty()) drive(command, {}, open);
+    }
+    return decisions;
   }
 
   // Runs ids in chunks; the last chunk carries what the command wants of it, the ones before only what `each` wants.
@@ -295,10 +365,11 @@ const std::vector<std::string>& Engine::warnings() const { return impl_->prepare
 const std::vector<StepTiming>& Engine::timings() const { return impl_->timings; }
 
 int Engine::serve() {
+  std::vector<CommandPart> parts;
   for (std::vector<std::int32_t> ids;;) {
-    const Command command = receive_command(impl_->world, ids);
+    const Command command = receive_command(impl_->world, ids, parts);
     if (command.kind == Command::Kind::kStop) return command.exit_code;
-    impl_->run(command, ids);
+    impl_->run(command, ids, parts);
   }
 }
 
@@ -360,7 +431,7 @@ Decision Engine::extend(int slot, std::span<const std::int32_t> ids, const Sampl
   impl_->extend(c, ids, Command::Want::kNothing, progress);
   for (;;) {
     std::vector<CandidateResult> results;
-    for (const Answer& a : impl_->answers) results.push_back(a.candidates);
+    for (const Answer& a : impl_->answers) results.push_back(a.candidates.at(0));
     const Decision d = decide(sampler, c.query, results);
     if (d.kind == Decision::Kind::kToken) return d;
     if (d.kind == Decision::Kind::kNotFinite) throw NonFiniteError("no token has a finite logit");
@@ -385,20 +456,7 @@ std::vector<Decision> Engine::step(std::span<const StepPart> parts) {
     throw std::invalid_argument("a step of " + std::to_string(n_tok) + " tokens: at most " +
                                 std::to_string(impl_->prepared.config.chunk_tok));
   }
-  std::vector<Decision> decisions(parts.size());
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const StepPart& p = parts[i];
-    if (p.wants_token) {
-      decisions[i] = extend(p.slot, p.ids, p.sampler, p.draw, p.generated);
-      continue;
-    }
-    Command c;
-    c.kind = Command::Kind::kExtend;
-    c.slot = p.slot;
-    c.generated = p.generated ? 1 : 0;
-    impl_->extend(c, p.ids, Command::Want::kNothing, {});
-  }
-  return decisions;
+  return impl_->step(parts);
 }
 
 void Engine::logits(int slot, std::span<const std::int32_t> ids, bool last_only,

@@ -144,36 +144,46 @@ void Forward::send_stage(std::int64_t n_tok) {
   world_.set_place({});
 }
 
-View<float> Forward::head(const BatchView& batch, RowRange rows) {
+View<float> Forward::head(const BatchView& batch, std::span<const RowRange> runs) {
   if (!plan_.has_head(rank_)) throw std::logic_error("head() on a stage without one");
-  if (rows.count > work_.logits.rows) throw std::logic_error("head(): more rows than Work has");
   mark("head", -1);
-  const ModelConfig& m = plan_.config();
-  const std::int64_t n_bank = m.bank_before(m.n_layer);
-  const View<float> y = work_.head_in.slice(0, rows.count), out = work_.logits.slice(0, rows.count);
+  const auto n_layer = static_cast<std::int32_t>(plan_.config().n_layer);
   StepContext c = context(batch);
+  std::int64_t n = 0;
+  for (const RowRange& rows : runs) {
+    if (n + rows.count > work_.logits.rows)
+      throw std::logic_error("head(): more rows than Work has");
+    head_input(c, rows, work_.head_in.slice(n, rows.count));
+    n += rows.count;
+  }
+  const View<float> y = work_.head_in.slice(0, n), out = work_.logits.slice(0, n);
+  c.see("result_norm", -1, y);
+  const MatmulJob job{out, y, &weights_.matrix(Role::kOutput)};
+  backend_.matmul({&job, 1});
+  backend_.note_nonfinite(out, n_layer, c.first_nonfinite);
+  c.see("result_output", -1, out);
+  return out;
+}
+
+// The stream of some tokens, mixed and normed for the output matrix.
+void Forward::head_input(const StepContext& c, RowRange rows, View<float> y) {
+  const ModelConfig& m = plan_.config();
   float* probs = probe_ != nullptr ? work_.probs.data : nullptr;
   MixStep mix;
   mix.y = y;
   mix.x = work_.x.slice(rows.begin, rows.count);
   mix.bank = work_.bank + rows.begin * m.hidden;
-  mix.n_bank = n_bank;
+  mix.n_bank = m.bank_before(m.n_layer);
   mix.bank_stride = work_.bank_stride;
   mix.score_w = weights_.vec(Role::kOutputResScore);
   mix.norm_w = weights_.vec(Role::kOutputNorm);
   mix.eps = m.rms_eps;
   if (probe_ != nullptr || !backend_.fused_mix(mix)) {
-    backend_.mix_norm(mix.y, mix.x, mix.bank, n_bank, mix.bank_stride, mix.score_w, mix.norm_w,
+    backend_.mix_norm(mix.y, mix.x, mix.bank, mix.n_bank, mix.bank_stride, mix.score_w, mix.norm_w,
                       mix.eps, probs);
   }
   if (probs != nullptr)
-    c.see("res_probs_output", -1, View<const float>(probs, rows.count, n_bank + 1));
-  c.see("result_norm", -1, y);
-  const MatmulJob job{out, y, &weights_.matrix(Role::kOutput)};
-  backend_.matmul({&job, 1});
-  backend_.note_nonfinite(out, static_cast<std::int32_t>(m.n_layer), c.first_nonfinite);
-  c.see("result_output", -1, out);
-  return out;
+    c.see("res_probs_output", -1, View<const float>(probs, rows.count, mix.n_bank + 1));
 }
 
 std::int32_t Forward::first_nonfinite() {

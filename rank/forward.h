@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <cstdint>
@@ -30,8 +31,8 @@ class Forward {
   void run(const BatchView& batch);
 
   // Last stage only: logits of this rank's vocabulary band for some tokens of the last run(), at most as many as Work has
-  // logit rows. [rows.count, vocab_out band]
-  View<float> head(const BatchView& batch, RowRange rows);
+  // logit rows, in the order of `runs`. [tokens, vocab_out band]
+  View<float> head(const BatchView& batch, std::span<const RowRange> runs);
 
   // Lowest layer so far whose output held a NaN or an infinity (n_layer: the logits); kAllFinite where all were finite.
   static constexpr std::int32_t kAllFinite = 0x7fffffff;
@@ -52,6 +53,7 @@ class Forward {
   bool recordable(const BatchView& batch) const;
   void record(const BatchView& batch);
   StepContext context(const BatchView& batch);
+  void head_input(const StepContext& c, RowRange rows, View<float> y);
   void speak(const Phase& phase);
   void mark(const char* name, int layer) {
     if (timeline_ != nullptr) timeline_->mark(name, layer);

@@ -35,7 +35,7 @@ void resolve_sequence(RunConfig& c, const ModelConfig& m) {
     throw std::invalid_argument("--ctx " + std::to_string(c.n_ctx) + ": the model's limit is " +
                                 std::to_string(m.n_ctx) + " tokens");
   }
-  c.chunk_tok = std::min(c.chunk_tok, c.n_ctx);
+  c.chunk_tok = std::min(c.chunk_tok, c.n_ctx * c.n_slot);  // several sequences may share a step
 }
 
 void open_weights(Prepared& p) {
@@ -138,7 +138,8 @@ ShardOptions shard_options(const RunConfig& config) {
   o.state.n_ctx = config.n_ctx;
   o.state.cache = config.cache;
   o.chunk_tok = config.chunk_tok;
-  o.logit_rows = std::min(kLogitRows, config.chunk_tok);
+  // Every sequence of a step may want a token.
+  o.logit_rows = std::min(std::max<std::int64_t>(kLogitRows, config.n_slot), config.chunk_tok);
   return o;
 }
 

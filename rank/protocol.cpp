@@ -7,7 +7,7 @@
 namespace k3 {
 namespace {
 
-static_assert(std::is_trivially_copyable_v<Command>);
+static_assert(std::is_trivially_copyable_v<Command> && std::is_trivially_copyable_v<CommandPart>);
 
 template <class T>
 void put(std::vector<std::byte>& out, const T* values, std::size_t count) {
@@ -44,19 +44,28 @@ class Reader {
 
 }  // namespace
 
-void send_command(Comm& world, Command command, std::span<const std::int32_t> ids) {
+void send_command(Comm& world, Command command, std::span<const std::int32_t> ids,
+                  std::span<const CommandPart> parts) {
+  command.n_parts = static_cast<std::int32_t>(parts.size());
   command.n_ids = static_cast<std::int32_t>(ids.size());
   const bool fits = ids.size() <= Command::kInlineIds;
   if (fits) std::copy(ids.begin(), ids.end(), command.inline_ids.begin());
   world.broadcast(Point::kStep, std::as_writable_bytes(std::span(&command, 1)), 0);
+  if (!parts.empty()) {
+    std::vector<CommandPart> copy(parts.begin(), parts.end());
+    world.broadcast(Point::kStep, std::as_writable_bytes(std::span(copy)), 0);
+  }
   if (fits) return;
   std::vector<std::int32_t> copy(ids.begin(), ids.end());
   world.broadcast(Point::kStep, std::as_writable_bytes(std::span(copy)), 0);
 }
 
-Command receive_command(Comm& world, std::vector<std::int32_t>& ids) {
+Command receive_command(Comm& world, std::vector<std::int32_t>& ids,
+                        std::vector<CommandPart>& parts) {
   Command command;
   world.broadcast(Point::kStep, std::as_writable_bytes(std::span(&command, 1)), 0);
+  parts.resize(static_cast<std::size_t>(command.n_parts));
+  if (!parts.empty()) world.broadcast(Point::kStep, std::as_writable_bytes(std::span(parts)), 0);
   ids.resize(static_cast<std::size_t>(command.n_ids));
   if (ids.size() <= Command::kInlineIds) {
     std::copy_n(command.inline_ids.begin(), ids.size(), ids.begin());
@@ -70,12 +79,16 @@ std::vector<std::byte> to_bytes(const Answer& a) {
   std::vector<std::byte> out;
   put(out, &a.first_nonfinite, 1);
   put(out, &a.stop_requested, 1);
-  put(out, &a.candidates.max_logit, 1);
-  put(out, &a.candidates.sum_exp, 1);
-  put(out, &a.candidates.sum_exp_scaled, 1);
-  const std::uint64_t n_best = a.candidates.best.size(), n_logits = a.logits.size();
-  put(out, &n_best, 1);
-  put(out, a.candidates.best.data(), n_best);
+  const std::uint64_t n_results = a.candidates.size(), n_logits = a.logits.size();
+  put(out, &n_results, 1);
+  for (const CandidateResult& c : a.candidates) {
+    put(out, &c.max_logit, 1);
+    put(out, &c.sum_exp, 1);
+    put(out, &c.sum_exp_scaled, 1);
+    const std::uint64_t n_best = c.best.size();
+    put(out, &n_best, 1);
+    put(out, c.best.data(), n_best);
+  }
   put(out, &n_logits, 1);
   put(out, a.logits.data(), n_logits);
   return out;
@@ -86,10 +99,15 @@ Answer answer_from_bytes(std::span<const std::byte> bytes) {
   Answer a;
   in.take(&a.first_nonfinite, 1);
   in.take(&a.stop_requested, 1);
-  in.take(&a.candidates.max_logit, 1);
-  in.take(&a.candidates.sum_exp, 1);
-  in.take(&a.candidates.sum_exp_scaled, 1);
-  in.take_list(a.candidates.best);
+  std::uint64_t n_results = 0;
+  in.take(&n_results, 1);
+  for (std::uint64_t i = 0; i < n_results; ++i) {
+    CandidateResult& c = a.candidates.emplace_back();
+    in.take(&c.max_logit, 1);
+    in.take(&c.sum_exp, 1);
+    in.take(&c.sum_exp_scaled, 1);
+    in.take_list(c.best);
+  }
   in.take_list(a.logits);
   return a;
 }

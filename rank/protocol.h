@@ -12,9 +12,22 @@
 
 namespace k3 {
 
+// One sequence's part of a step that several share: of kStep, where its ids follow those of the parts before it, and of kMore.
+struct CommandPart {
+  std::int32_t slot = 0;
+  std::int32_t n_ids = 0;
+  std::int32_t generated = 0;    // as Command::generated
+  std::int32_t wants_token = 0;  // rank 0 wants candidates for what follows its last id
+  std::int32_t row = 0;          // kMore: which of the rows searched last
+  float repetition = 1;
+  float presence = 0;
+  CandidateQuery query;
+};
+
 struct Command {
   enum class Kind : std::int32_t {
     kExtend,     // append ids to a slot's sequence and run them
+    kStep,       // append ids to the sequences of several slots and run them together
     kMore,       // the candidates were too few: search the same logits again
     kReset,      // the slot's sequence starts anew
     kFork,       // to_slot continues what slot holds
@@ -34,6 +47,7 @@ struct Command {
   Want want = Want::kNothing;
   std::int32_t slot = 0;
   std::int32_t n_ids = 0;
+  std::int32_t n_parts = 0;    // kStep; kMore of such a step
   std::int32_t generated = 0;  // ids were drawn, not given: they count for the presence penalty
   std::int32_t exit_code = 0;  // kStop
   std::int32_t to_slot = 0;    // kFork
@@ -46,16 +60,18 @@ struct Command {
   std::array<std::int32_t, kInlineIds> inline_ids{};
 };
 
-// Rank 0 sends; the others receive command and ids.
-void send_command(Comm& world, Command command, std::span<const std::int32_t> ids);
-Command receive_command(Comm& world, std::vector<std::int32_t>& ids);
+// Rank 0 sends; the others receive command, ids and parts.
+void send_command(Comm& world, Command command, std::span<const std::int32_t> ids,
+                  std::span<const CommandPart> parts = {});
+Command receive_command(Comm& world, std::vector<std::int32_t>& ids,
+                        std::vector<CommandPart>& parts);
 
 // What a rank knows after a step that rank 0 asked about.
 struct Answer {
   std::int32_t first_nonfinite = 0;
   std::int32_t stop_requested = 0;
-  CandidateResult candidates;  // kCandidates, ranks with a vocabulary band
-  std::vector<float> logits;   // rows of this rank's band, kLastLogits and kAllLogits
+  std::vector<CandidateResult> candidates;  // kCandidates: one a part that wants a token
+  std::vector<float> logits;                // rows of this rank's band, kLastLogits and kAllLogits
 };
 std::vector<std::byte> to_bytes(const Answer& answer);
 Answer answer_from_bytes(std::span<const std::byte> bytes);

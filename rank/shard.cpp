@@ -43,27 +43,51 @@ Shard::Shard(const Plan& plan, const WeightSource& source, Backend& backend, Com
   forward_ =
       std::make_unique<Forward>(backend, plan, rank_, *weights_, *state_, *work_, world, *group_);
   batch_ids_ =
-      backend.allocate(static_cast<std::size_t>(3 * options.chunk_tok + 2) * sizeof(std::int32_t));
+      backend.allocate(static_cast<std::size_t>(4 * options.chunk_tok + 1) * sizeof(std::int32_t));
   history_ =
       backend.allocate(static_cast<std::size_t>(plan.config().n_vocab) * sizeof(std::int32_t));
 }
 
-void Shard::extend(int slot, std::span<const std::int32_t> ids, bool generated) {
-  Sequence& seq = sequences_[static_cast<std::size_t>(slot)];
-  const auto n = static_cast<std::int64_t>(ids.size());
+void Shard::extend(std::span<const CommandPart> parts, std::span<const std::int32_t> ids) {
   if (timeline_) timeline_->mark("inputs", -1);
-  std::vector<std::int32_t> host(ids.begin(), ids.end());
-  for (std::int64_t t = 0; t < n; ++t) host.push_back(static_cast<std::int32_t>(seq.length + t));
-  host.insert(host.end(), static_cast<std::size_t>(n), slot);
-  host.push_back(0);
-  host.push_back(static_cast<std::int32_t>(n));
+  const std::size_t n = ids.size();
+  std::vector<std::int32_t> host(ids.begin(), ids.end()), slots, begins;
+  for (const CommandPart& p : parts) {
+    begins.push_back(static_cast<std::int32_t>(slots.size()));
+    const std::int64_t length = this->length(p.slot);
+    for (std::int32_t t = 0; t < p.n_ids; ++t)
+      host.push_back(static_cast<std::int32_t>(length + t));
+    slots.insert(slots.end(), static_cast<std::size_t>(p.n_ids), p.slot);
+  }
+  begins.push_back(static_cast<std::int32_t>(slots.size()));
+  if (slots.size() != n) throw std::logic_error("the parts of a step do not add up to its ids");
+  host.insert(host.end(), slots.begin(), slots.end());
+  host.insert(host.end(), begins.begin(), begins.end());
   backend_.upload(batch_ids_->data(), host.data(), host.size() * sizeof(std::int32_t));
   const auto* at = reinterpret_cast<const std::int32_t*>(batch_ids_->data());
-  batch_ = {n, 1, at, at + n, at + 2 * n, at + 3 * n};
+  batch_ = {static_cast<std::int64_t>(n),
+            static_cast<std::int64_t>(parts.size()),
+            at,
+            at + n,
+            at + 2 * n,
+            at + 3 * n};
   forward_->run(batch_);
-  seq.length += n;
-  add_distinct(seq.seen, ids);
-  if (generated) add_distinct(seq.generated, ids);
+  for (const CommandPart& p : parts) {
+    Sequence& seq = sequences_[static_cast<std::size_t>(p.slot)];
+    const auto mine = ids.first(static_cast<std::size_t>(p.n_ids));
+    ids = ids.subspan(mine.size());
+    seq.length += p.n_ids;
+    add_distinct(seq.seen, mine);
+    if (p.generated != 0) add_distinct(seq.generated, mine);
+  }
+}
+
+void Shard::extend(int slot, std::span<const std::int32_t> ids, bool generated) {
+  CommandPart part;
+  part.slot = slot;
+  part.n_ids = static_cast<std::int32_t>(ids.size());
+  part.generated = generated ? 1 : 0;
+  extend({&part, 1}, ids);
 }
 
 void Shard::trace(bool on) {
@@ -124,25 +148,51 @@ void Shard::fabricate(int slot, std::int64_t length, std::uint64_t seed) {
 
 std::vector<float> Shard::logits(RowRange rows) {
   if (!plan_.has_head(rank_)) return {};
-  const View<float> out = forward_->head(batch_, rows);
+  const View<float> out = forward_->head(batch_, {&rows, 1});
   std::vector<float> host(static_cast<std::size_t>(out.rows * out.cols));
   backend_.download(host.data(), out.data, host.size() * sizeof(float));
   return host;
 }
 
-CandidateResult Shard::candidates(int slot, const Command& command) {
-  CandidateResult none;
-  none.max_logit = -std::numeric_limits<float>::infinity();
-  if (!plan_.has_head(rank_)) return none;
-  if (command.kind == Command::Kind::kExtend) {
-    last_row_ = forward_->head(batch_, {batch_.n_tok - 1, 1});
-    penalise(sequences_[static_cast<std::size_t>(slot)], last_row_, command);
+std::vector<CandidateResult> Shard::candidates(std::span<const CommandPart> parts) {
+  std::vector<RowRange> runs;
+  std::vector<CommandPart> wanting;
+  std::int64_t end = 0;
+  for (const CommandPart& p : parts) {
+    end += p.n_ids;
+    if (p.wants_token == 0) continue;
+    if (!runs.empty() && runs.back().begin + runs.back().count == end - 1) {
+      ++runs.back().count;
+    } else {
+      runs.push_back({end - 1, 1});
+    }
+    wanting.push_back(p);
+    wanting.back().row = static_cast<std::int32_t>(wanting.size()) - 1;
   }
-  if (timeline_) timeline_->mark("candidates", -1);
-  return backend_.candidates(last_row_, plan_.vocab_out(rank_).begin, command.query);
+  if (plan_.has_head(rank_) && !wanting.empty()) {
+    searched_ = forward_->head(batch_, runs);
+    for (const CommandPart& p : wanting)
+      penalise(sequences_[static_cast<std::size_t>(p.slot)], searched_.slice(p.row, 1), p);
+  }
+  return more_candidates(wanting);
 }
 
-void Shard::penalise(const Sequence& seq, View<float> row, const Command& command) {
+std::vector<CandidateResult> Shard::more_candidates(std::span<const CommandPart> parts) {
+  if (!plan_.has_head(rank_)) {
+    CandidateResult none;
+    none.max_logit = -std::numeric_limits<float>::infinity();
+    return {parts.size(), none};
+  }
+  if (timeline_) timeline_->mark("candidates", -1);
+  std::vector<CandidateResult> results;
+  for (const CommandPart& p : parts) {
+    results.push_back(
+        backend_.candidates(searched_.slice(p.row, 1), plan_.vocab_out(rank_).begin, p.query));
+  }
+  return results;
+}
+
+void Shard::penalise(const Sequence& seq, View<float> row, const CommandPart& part) {
   const std::int64_t begin = plan_.vocab_out(rank_).begin;
   auto apply = [&](const std::vector<std::int32_t>& ids, float repetition, float presence) {
     if (ids.empty()) return;
@@ -150,8 +200,8 @@ void Shard::penalise(const Sequence& seq, View<float> row, const Command& comman
     backend_.penalise(row, begin, reinterpret_cast<const std::int32_t*>(history_->data()),
                       static_cast<std::int64_t>(ids.size()), repetition, presence);
   };
-  if (command.repetition != 1.0f) apply(seq.seen, command.repetition, 0.0f);
-  if (command.presence != 0.0f) apply(seq.generated, 1.0f, command.presence);
+  if (part.repetition != 1.0f) apply(seq.seen, part.repetition, 0.0f);
+  if (part.presence != 0.0f) apply(seq.generated, 1.0f, part.presence);
 }
 
 }  // namespace k3

@@ -40,7 +40,10 @@ class Shard {
         const ShardOptions& options, const LoadProgressFn& progress,
         std::vector<std::string>& warnings);
 
-  // Appends ids (at most chunk_tok, all within the vocabulary and n_ctx) to the slot's sequence and runs them. Collective.
+  // Appends each part's ids, which lie one part after another in `ids`, to its slot's sequence and runs all of them in one
+  // pass. No slot twice, at most chunk_tok ids, all within the vocabulary and n_ctx. Collective.
+  void extend(std::span<const CommandPart> parts, std::span<const std::int32_t> ids);
+  // The same for one slot.
   void extend(int slot, std::span<const std::int32_t> ids, bool generated);
   void reset(int slot);
   // The sequence of slot `from` continues in both slots.
@@ -54,8 +57,11 @@ class Shard {
 
   // Last stage: logits of the last run's row ranges, as this rank's band. Elsewhere: nothing.
   std::vector<float> logits(RowRange rows);
-  // Last stage: penalises (once a step) and searches the last position's logits. Elsewhere: an empty result.
-  CandidateResult candidates(int slot, const Command& command);
+  // Last stage: what may follow the last id of each part of the last step that wants a token: penalises and searches these
+  // logits. Elsewhere: empty results.
+  std::vector<CandidateResult> candidates(std::span<const CommandPart> parts);
+  // The same rows again, those that the parts name, with other queries.
+  std::vector<CandidateResult> more_candidates(std::span<const CommandPart> parts);
   std::int32_t first_nonfinite() { return forward_->first_nonfinite(); }
   std::int64_t last_n_tok() const { return batch_.n_tok; }
 
@@ -76,7 +82,7 @@ class Shard {
     std::vector<std::int32_t> seen;       // distinct ids of the sequence: the repetition penalty's
     std::vector<std::int32_t> generated;  // distinct ids that were drawn: the presence penalty's
   };
-  void penalise(const Sequence& seq, View<float> row, const Command& command);
+  void penalise(const Sequence& seq, View<float> row, const CommandPart& part);
 
   const Plan& plan_;
   Backend& backend_;
@@ -90,7 +96,7 @@ class Shard {
   std::unique_ptr<DeviceBuffer> batch_ids_;  // ids, pos, slot, seg_begin
   std::unique_ptr<DeviceBuffer> history_;
   BatchView batch_;
-  View<float> last_row_;  // logits that candidates() searched, for kMore
+  View<float> searched_;  // logits that candidates() searched
   std::vector<Sequence> sequences_;
 };
 
