@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include "apps/eval_command.h"
 #include "apps/launch_main.h"
 #include "apps/local_main.h"
 #include "loader/parts.h"
@@ -184,12 +185,6 @@ void stop_if_asked(const Engine& engine, std::size_t done, std::size_t all) {
 
 }  // namespace
 
-bool greedy_files_only(const std::vector<std::string>& args) {
-  return std::any_of(args.begin(), args.end(), [](const std::string& a) {
-    return a == "--run" || a.rfind("--run=", 0) == 0;
-  });
-}
-
 bool prepare_greedy(GreedyRequest& r, const std::vector<std::string>& args) {
   Options o({"k3eval greedy-agreement",
              "k3eval greedy-agreement --run FILE --ref FILE\n"
@@ -308,5 +303,24 @@ void greedy_of_run(GreedyRequest& r, Engine& engine, RunLog* log) {
   }
   print_result(r.config.model, r.ref.empty() ? r.ref_model : r.ref, true, a);
 }
+
+namespace {
+
+class EvalGreedy : public EvalCommand {
+ public:
+  bool prepare(const std::vector<std::string>& args) override { return prepare_greedy(r_, args); }
+  void run_files() override { greedy_of_files(r_); }
+  const RunConfig& config() const override { return r_.config; }
+  std::optional<RunConfig> other() const override { return r_.other; }
+  void make_reference(Engine& engine) override { greedy_reference(r_, engine); }
+  void run(Engine& engine, JobNotes& notes) override { greedy_of_run(r_, engine, notes.log.get()); }
+
+ private:
+  GreedyRequest r_;
+};
+
+}  // namespace
+
+std::unique_ptr<EvalCommand> make_eval_greedy() { return std::make_unique<EvalGreedy>(); }
 
 }  // namespace k3

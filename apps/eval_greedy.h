@@ -19,9 +19,6 @@ struct GreedyRequest {
   std::vector<StoredText> run_texts;  // --run
 };
 
-// Whether the options ask for two files, which needs no ranks.
-bool greedy_files_only(const std::vector<std::string>& args);
-
 // False: there is nothing to run, a page has been printed. Throws std::invalid_argument.
 bool prepare_greedy(GreedyRequest& request, const std::vector<std::string>& args);
 

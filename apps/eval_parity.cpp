@@ -7,12 +7,29 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
+#include "apps/eval_command.h"
+#include "apps/eval_input.h"
+#include "apps/launch_main.h"
 #include "apps/local_main.h"
 #include "apps/logit_rows.h"
 #include "loader/parts.h"
+#include "rank/fault.h"
 
 namespace k3 {
 namespace {
+
+constexpr const char* kParityAbout =
+    R"(Holds a run against its reference at nested prefixes of a text: the first 4 ids, 8, 16 and so on up to
+all of them (or to the reference's rows), each from an empty state, so that short and long steps are
+both looked at. The reference is a file of raw logits, or the same model run once on the exact path.
+The worst depth is graded: the share of its rows with the same likeliest token, and their mean
+divergence from the reference, must both pass, or the exit status is 1. Prints one JSON object.
+)";
+
+constexpr const char* kParityExamples =
+    R"(  k3eval parity --synthetic k3-8l --backend cuda --precision fast --ids-file ids.txt
+  k3eval parity --model model.gguf --ids-file ids.txt --ref logits.f32 --max-kld 0.001
+)";
 
 // The reference's rows from the first, again for each depth.
 class Reference {
@@ -123,5 +140,52 @@ std::optional<std::string> parity_of_run(const ParityRequest& r, Engine& engine,
       "(expected {} at most)",
       top1, top1_depth, r.min_top1, kld, kld_depth, r.max_kld);
 }
+
+namespace {
+
+class EvalParity : public EvalCommand {
+ public:
+  bool prepare(const std::vector<std::string>& args) override {
+    Options o({"k3eval parity",
+               "k3eval parity [--model FILE] (--ids-file FILE | --ids IDS) [--ref FILE] [options]",
+               kParityAbout, kParityExamples});
+    add_input_options(o, in_);
+    o.text(
+        "--ref", "FILE", r_.ref,
+        "Reference logits, one row an id. [default: the exact path of the same model, run first]");
+    o.number("--min-top1", "X", r_.min_top1, "Least share of rows with the same token.");
+    o.number("--max-kld", "X", r_.max_kld, "Largest mean divergence, nats.");
+    add_machine_options(o, in_.config, kAllIds);
+    if (!parse_or_page(o, args)) return false;
+    read_ids(in_, o, "", r_.ref);
+    check(in_.config);
+    check_parity(r_, in_.n_vocab, in_.ids);
+    if (!r_.ref.empty()) return true;
+    r_.other = in_.config;
+    r_.other->precision = Precision::kExact;
+    return true;
+  }
+
+  const RunConfig& config() const override { return in_.config; }
+  std::optional<RunConfig> other() const override { return r_.other; }
+  void make_reference(Engine& engine) override { parity_reference(r_, engine, in_.ids); }
+  std::vector<std::int32_t> prompt() const override { return in_.ids; }
+
+  void run(Engine& engine, JobNotes&) override {
+    failed_ = parity_of_run(r_, engine, in_.ids, [](std::int64_t depth) {
+      if (stop_asked()) throw Interrupted(fmt::format("stopped on request at depth {}", depth));
+    });
+  }
+  std::optional<std::string> failed() const override { return failed_; }
+
+ private:
+  EvalInput in_;
+  ParityRequest r_;
+  std::optional<std::string> failed_;
+};
+
+}  // namespace
+
+std::unique_ptr<EvalCommand> make_eval_parity() { return std::make_unique<EvalParity>(); }
 
 }  // namespace k3
