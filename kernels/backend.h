@@ -263,6 +263,7 @@ struct ExpertStep {
   View<std::int32_t> ids;
   View<float> weights;
   const float* bias = nullptr;
+  std::int64_t bias_stride = 0;  // as route() takes it
   bool normalise = false;
   float scale = 0;
   ExpertWeights w;
@@ -402,9 +403,11 @@ class Backend {
 
   // ---- MoE (section 6) ----------------------------------------------------------------------------------------------
   // Chooses k experts by sigmoid(logit) + bias (ties: lower index), best first; weights from the unbiased probabilities,
-  // normalised (floor 2^-14) if normalise, times scale unless it is 0 or 1.
+  // normalised (floor 2^-14) if normalise, times scale unless it is 0 or 1. bias: [n_expert] for all tokens, or, with
+  // bias_stride not 0, a row for each, so many elements apart: the bias chooses and only chooses, so that such rows can hold
+  // tokens to given experts.
   virtual void route(View<std::int32_t> ids, View<float> weights, View<const float> logits,
-                     const float* bias, bool normalise, float scale) = 0;
+                     const float* bias, std::int64_t bias_stride, bool normalise, float scale) = 0;
   // m = sum over chosen experts e on this rank of w_e * down_e . situ(gate_e . z, up_e . z); partial over ranks; zeros where
   // a token has none here.
   virtual void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,

@@ -6,6 +6,7 @@
 #include <exception>
 #include <map>
 #include <stdexcept>
+#include <utility>
 
 #include "loader/parts.h"
 #include "rank/fault.h"
@@ -88,6 +89,8 @@ struct Engine::Impl {
         return;
       case Command::Kind::kFabricate:
         return shard->fabricate(command.slot, command.length, command.seed);
+      case Command::Kind::kChoices:
+        return shard->use_choices(command.use, book);
       case Command::Kind::kReport:
         return gather_reports();
       default:
@@ -101,7 +104,7 @@ struct Engine::Impl {
                                      ? shard->more_candidates(parts)
                                      : shard->candidates(parts));
       case Command::Want::kLastLogits:
-        return answer_logits(shard->last_n_tok() - 1);
+        return answer_logits(std::max<std::int64_t>(0, shard->last_n_tok() - command.n_row));
       case Command::Want::kAllLogits:
         return answer_logits(0);
     }
@@ -181,7 +184,7 @@ struct Engine::Impl {
     }
   }
 
-  RankReport own_report() const {
+  RankReport own_report() {
     RankReport r;
     r.rank = world.rank();
     r.device = backend.describe();
@@ -191,6 +194,7 @@ struct Engine::Impl {
     r.state_bytes = shard->state_bytes();
     r.work_bytes = shard->work_bytes();
     r.load_s = load_s;
+    if (book != nullptr) r.choices = std::exchange(book->counts, {});
     describe_process(r);
     for (std::size_t p = 0; p < static_cast<std::size_t>(Point::kCount); ++p) {
       PointStats s = world.stats(static_cast<Point>(p));
@@ -325,6 +329,20 @@ struct Engine::Impl {
     }
   }
 
+  // Rows of logits to `sink`, as the command wants them.
+  void give_rows(Command c, int slot, std::span<const std::int32_t> ids,
+                 const std::function<void(std::span<const float>, std::int64_t)>& sink,
+                 const ProgressFn& progress) {
+    check_ids(slot, ids);
+    c.kind = Command::Kind::kExtend;
+    c.slot = slot;
+    on_rows = [&] { sink(rows, n_rows); };
+    // Let go also when a step or the sink throws: it refers to this call's arguments.
+    const std::unique_ptr<Impl, void (*)(Impl*)> guard(this, [](Impl* i) { i->on_rows = nullptr; });
+    const bool all = c.want == Command::Want::kAllLogits;
+    extend(c, ids, all ? Command::Want::kAllLogits : Command::Want::kNothing, progress);
+  }
+
   Comm& world;
   Backend& backend;
   Prepared prepared;
@@ -332,6 +350,7 @@ struct Engine::Impl {
   double load_s = 0;
   std::map<std::uint64_t, std::vector<std::byte>> saved;  // this rank's part of sequences kept
   std::uint64_t n_saved = 0;                              // rank 0: numbers given out
+  ChoiceBook* book = nullptr;
   std::vector<Answer> answers;
   std::vector<float> rows;
   std::int64_t n_rows = 0;
@@ -363,6 +382,8 @@ const ModelFile& Engine::file() const { return *impl_->prepared.file; }
 const Plan& Engine::plan() const { return *impl_->prepared.plan; }
 const std::vector<std::string>& Engine::warnings() const { return impl_->prepared.warnings; }
 const std::vector<StepTiming>& Engine::timings() const { return impl_->timings; }
+
+void Engine::keep_choices(ChoiceBook& book) { impl_->book = &book; }
 
 int Engine::serve() {
   std::vector<CommandPart> parts;
@@ -462,16 +483,26 @@ std::vector<Decision> Engine::step(std::span<const StepPart> parts) {
 void Engine::logits(int slot, std::span<const std::int32_t> ids, bool last_only,
                     const std::function<void(std::span<const float>, std::int64_t)>& sink,
                     const ProgressFn& progress) {
-  impl_->check_ids(slot, ids);
+  if (last_only) return last_logits(slot, ids, 1, sink, progress);
   Command c;
-  c.kind = Command::Kind::kExtend;
-  c.slot = slot;
-  c.want = last_only ? Command::Want::kLastLogits : Command::Want::kAllLogits;
-  impl_->on_rows = [&] { sink(impl_->rows, impl_->n_rows); };
-  // Let go also when a step or the sink throws: it refers to this call's arguments.
-  const std::unique_ptr<Impl, void (*)(Impl*)> guard(impl_.get(),
-                                                     [](Impl* i) { i->on_rows = nullptr; });
-  impl_->extend(c, ids, last_only ? Command::Want::kNothing : Command::Want::kAllLogits, progress);
+  c.want = Command::Want::kAllLogits;
+  impl_->give_rows(c, slot, ids, sink, progress);
+}
+
+void Engine::last_logits(int slot, std::span<const std::int32_t> ids, std::int64_t n_row,
+                         const std::function<void(std::span<const float>, std::int64_t)>& sink,
+                         const ProgressFn& progress) {
+  Command c;
+  c.want = Command::Want::kLastLogits;
+  c.n_row = n_row;
+  impl_->give_rows(c, slot, ids, sink, progress);
+}
+
+void Engine::use_choices(ChoiceUse use) {
+  Command c;
+  c.kind = Command::Kind::kChoices;
+  c.use = use;
+  impl_->drive(c, {});
 }
 
 void Engine::trace(bool on) { impl_->shard->trace(on); }

@@ -12,6 +12,7 @@
 #include "comm/comm.h"
 #include "kernels/backend.h"
 #include "rank/config.h"
+#include "rank/expert_choices.h"
 #include "rank/run_config.h"
 #include "rank/sampler.h"
 
@@ -43,6 +44,7 @@ struct RankReport {
   std::uint64_t rss_bytes = 0;     // resident set of the process, now
   std::uint64_t peak_rss_bytes = 0;
   double load_s = 0;
+  ChoiceCounts choices;    // of the stage's layers, the same on all its ranks; zero again after each report
   std::vector<PointStats> points;  // world and group communicators together, indexed by Point
 };
 
@@ -83,6 +85,9 @@ class Engine {
   const Plan& plan() const;
   const std::vector<std::string>& warnings() const;  // dialects met, stale counts ignored
 
+  // What this rank's expert choices are kept in and taken from (use_choices); outlives the engine.
+  void keep_choices(ChoiceBook& book);
+
   // Ranks other than 0: does what rank 0 says until it says stop. Returns the exit code that came with it.
   int serve();
 
@@ -116,6 +121,14 @@ class Engine {
   void logits(int slot, std::span<const std::int32_t> ids, bool last_only,
               const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,
               const ProgressFn& progress = {});
+  // The same for the last n_row ids, as far as they lie in the last chunk.
+  void last_logits(
+      int slot, std::span<const std::int32_t> ids, std::int64_t n_row,
+      const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,
+      const ProgressFn& progress = {});
+  // From now on all ranks record expert choices in their books, are held to those there, or compare with them. Counts come
+  // with reports(). Throws std::logic_error where a rank has no book.
+  void use_choices(ChoiceUse use);
   // Marks the phases of this rank's steps from now on, or no more; then what was marked since the last call. Waits.
   void trace(bool on);
   std::vector<TimeSpan> take_trace();

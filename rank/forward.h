@@ -39,6 +39,11 @@ class Forward {
   std::int32_t first_nonfinite();
 
   void set_probe(Probe* probe) { probe_ = probe; }
+  // What sees the experts that tokens choose, from now on; null: nothing does.
+  void set_choices(const ChoiceTap* choices) {
+    choices_ = choices;
+    recording_.reset();  // it names the memory of the one before
+  }
   // Marks every phase and every Point from now on; null: none.
   void set_timeline(Timeline* timeline) { timeline_ = timeline; }
 
@@ -72,6 +77,7 @@ class Forward {
   Comm& world_;
   Comm& group_;
   Probe* probe_ = nullptr;
+  const ChoiceTap* choices_ = nullptr;
   Timeline* timeline_ = nullptr;
   std::vector<Phase> program_;
   std::unique_ptr<DeviceBuffer> first_nonfinite_;

@@ -10,6 +10,7 @@
 
 #include "comm/points.h"
 #include "kernels/backend.h"
+#include "rank/expert_choices.h"
 #include "rank/plan.h"
 #include "rank/state.h"
 #include "rank/weights.h"
@@ -81,6 +82,7 @@ struct StepContext {
   BatchView batch;
   std::int32_t* first_nonfinite = nullptr;  // device; lowest layer whose output was not finite
   Probe* probe = nullptr;
+  const ChoiceTap* choices = nullptr;
 
   const ModelConfig& model() const { return plan.config(); }
   const LayerConfig& layer(int il) const { return model().layers[static_cast<std::size_t>(il)]; }

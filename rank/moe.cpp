@@ -83,8 +83,10 @@ void moe_experts_phase(StepContext& c, int il) {
   step.w = {&c.weights.matrix(Role::kExpertGate, il), &c.weights.matrix(Role::kExpertUp, il),
             &c.weights.matrix(Role::kExpertDown, il), c.plan.experts(c.rank, il).begin};
   step.situ = m.situ;
+  if (c.choices != nullptr) c.choices->apply(step, il);
   if (c.probe == nullptr && c.backend.fused_experts(step)) return;
-  c.backend.route(step.ids, step.weights, step.logits, step.bias, step.normalise, step.scale);
+  c.backend.route(step.ids, step.weights, step.logits, step.bias, step.bias_stride, step.normalise,
+                  step.scale);
   if (c.probe != nullptr) c.probe->see_ids("ffn_moe_topk", il, step.ids);
   c.see("ffn_moe_weights", il, step.weights);
   c.backend.experts(step.m, step.z, step.ids, step.weights, step.w, step.situ);

@@ -9,6 +9,7 @@
 
 #include "comm/comm.h"
 #include "kernels/backend.h"
+#include "rank/expert_choices.h"
 
 namespace k3 {
 
@@ -35,6 +36,7 @@ struct Command {
     kRestore,    // the slot holds what was kept under `saved`
     kForget,     // drops it
     kFabricate,  // the slot holds `length` made-up positions
+    kChoices,    // what becomes of expert choices from now on (`use`)
     kReport,     // say how you are (gather of encoded RankReports)
     kStop,
   };
@@ -52,6 +54,8 @@ struct Command {
   std::int32_t exit_code = 0;  // kStop
   std::int32_t to_slot = 0;    // kFork
   std::uint64_t saved = 0;     // kSave, kRestore, kForget
+  ChoiceUse use = ChoiceUse::kNone;  // kChoices
+  std::int64_t n_row = 1;      // rows wanted with kLastLogits, of those the step has
   std::int64_t length = 0;     // kFabricate
   std::uint64_t seed = 0;      // kFabricate
   float repetition = 1;

@@ -33,6 +33,9 @@ std::vector<std::byte> to_bytes(const RankReport& r) {
                             {"rss_bytes", r.rss_bytes},
                             {"peak_rss_bytes", r.peak_rss_bytes},
                             {"load_s", r.load_s},
+                            {"choices",
+                             {r.choices.choices, r.choices.changed, r.choices.tokens,
+                              r.choices.tokens_moved}},
                             {"points", points}};
   const std::string text = j.dump();
   const auto* p = reinterpret_cast<const std::byte*>(text.data());
@@ -53,6 +56,8 @@ RankReport report_from_bytes(std::span<const std::byte> bytes) {
   j.at("rss_bytes").get_to(r.rss_bytes);
   j.at("peak_rss_bytes").get_to(r.peak_rss_bytes);
   j.at("load_s").get_to(r.load_s);
+  const auto& c = j.at("choices");
+  r.choices = {c.at(0), c.at(1), c.at(2), c.at(3)};
   for (const auto& s : j.at("points")) r.points.push_back({s.at(0), s.at(1), s.at(2)});
   return r;
 }

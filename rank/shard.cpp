@@ -34,6 +34,7 @@ Shard::Shard(const Plan& plan, const WeightSource& source, Backend& backend, Com
     : plan_(plan),
       backend_(backend),
       rank_(world.rank()),
+      chunk_tok_(options.chunk_tok),
       group_(world.split(plan.layout().stage(world.rank()), plan.layout().tp_rank(world.rank()))),
       sequences_(static_cast<std::size_t>(options.state.n_slot)) {
   // A failure here must not leave the others waiting: the caller agrees after construction, and nothing below speaks.
@@ -71,7 +72,12 @@ void Shard::extend(std::span<const CommandPart> parts, std::span<const std::int3
             at + n,
             at + 2 * n,
             at + 3 * n};
+  if (choices_) {
+    if (parts.size() != 1) throw std::logic_error("expert choices: a step of several sequences");
+    choices_->begin(length(parts[0].slot), static_cast<std::int64_t>(n));
+  }
   forward_->run(batch_);
+  if (choices_) choices_->end();
   for (const CommandPart& p : parts) {
     Sequence& seq = sequences_[static_cast<std::size_t>(p.slot)];
     const auto mine = ids.first(static_cast<std::size_t>(p.n_ids));
@@ -88,6 +94,15 @@ void Shard::extend(int slot, std::span<const std::int32_t> ids, bool generated) 
   part.n_ids = static_cast<std::int32_t>(ids.size());
   part.generated = generated ? 1 : 0;
   extend({&part, 1}, ids);
+}
+
+void Shard::use_choices(ChoiceUse use, ChoiceBook* book) {
+  forward_->set_choices(nullptr);
+  choices_.reset();
+  if (use == ChoiceUse::kNone) return;
+  if (book == nullptr) throw std::logic_error("choices: no book to keep them in");
+  choices_ = std::make_unique<ChoiceTap>(backend_, plan_, rank_, chunk_tok_, use, *book);
+  forward_->set_choices(choices_.get());
 }
 
 void Shard::trace(bool on) {

@@ -65,6 +65,10 @@ class Shard {
   std::int32_t first_nonfinite() { return forward_->first_nonfinite(); }
   std::int64_t last_n_tok() const { return batch_.n_tok; }
 
+  // What becomes of the experts that tokens choose from now on; `book` outlives the shard, or the next call. While it is not
+  // kNone a step holds tokens of one sequence.
+  void use_choices(ChoiceUse use, ChoiceBook* book);
+
   // Where the device's time goes, from now on; with false no more.
   void trace(bool on);
   Timeline* timeline() { return timeline_.get(); }  // null: not traced
@@ -87,11 +91,13 @@ class Shard {
   const Plan& plan_;
   Backend& backend_;
   int rank_;
+  std::int64_t chunk_tok_;
   std::unique_ptr<Comm> group_;
   std::unique_ptr<Weights> weights_;
   std::unique_ptr<State> state_;
   std::unique_ptr<Work> work_;
   std::unique_ptr<Forward> forward_;
+  std::unique_ptr<ChoiceTap> choices_;
   std::unique_ptr<Timeline> timeline_;
   std::unique_ptr<DeviceBuffer> batch_ids_;  // ids, pos, slot, seg_begin
   std::unique_ptr<DeviceBuffer> history_;

@@ -310,8 +310,8 @@ class CpuBackend final : public Backend {
   }
 
   void route(View<std::int32_t> ids, View<float> weights, View<const float> logits,
-             const float* bias, bool normalise, float scale) override {
-    cpu::route(ops_, ids, weights, logits, bias, normalise, scale);
+             const float* bias, std::int64_t bias_stride, bool normalise, float scale) override {
+    cpu::route(ops_, ids, weights, logits, bias, bias_stride, normalise, scale);
   }
   void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
                View<const float> weights, const ExpertWeights& w, Situ p) override {

@@ -82,7 +82,7 @@ void run_experts(Ops& ops, const Rows& r, const std::vector<Choice>& found, cons
 }  // namespace
 
 void route(Ops& ops, View<std::int32_t> ids, View<float> weights, View<const float> logits,
-           const float* bias, bool normalise, float scale) {
+           const float* bias, std::int64_t bias_stride, bool normalise, float scale) {
   const std::int64_t n = logits.cols, k = ids.cols;
   std::vector<float> p(static_cast<std::size_t>(n));
   std::vector<std::int32_t> order(static_cast<std::size_t>(n));
@@ -90,7 +90,8 @@ void route(Ops& ops, View<std::int32_t> ids, View<float> weights, View<const flo
     std::fill(p.begin(), p.end(), 1.0f);
     ops.table.sigmoid_gate(p.data(), logits.row(t), n);
     std::iota(order.begin(), order.end(), 0);
-    auto key = [&](std::int32_t e) { return p[static_cast<std::size_t>(e)] + bias[e]; };
+    const float* b = bias + t * bias_stride;
+    auto key = [&](std::int32_t e) { return p[static_cast<std::size_t>(e)] + b[e]; };
     std::partial_sort(
         order.begin(), order.begin() + k, order.end(), [&](std::int32_t a, std::int32_t b) {
           const float ka = key(a), kb = key(b);

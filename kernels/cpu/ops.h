@@ -75,7 +75,7 @@ void sigmoid_gate(Ops& ops, View<float> y, View<const float> gate);
 
 // MoE (moe.cpp)
 void route(Ops& ops, View<std::int32_t> ids, View<float> weights, View<const float> logits,
-           const float* bias, bool normalise, float scale);
+           const float* bias, std::int64_t bias_stride, bool normalise, float scale);
 void experts(Ops& ops, View<float> m, View<const float> z, View<const std::int32_t> ids,
              View<const float> weights, const ExpertWeights& w, Situ situ);
 void situ(Ops& ops, View<float> g, View<const float> u, Situ p);

@@ -376,8 +376,8 @@ class CudaBackend final : public Backend {
   }
 
   void route(View<std::int32_t> ids, View<float> weights, View<const float> logits,
-             const float* bias, bool normalise, float scale) override {
-    cuda::route(ids, weights, logits, bias, normalise, scale, stream_);
+             const float* bias, std::int64_t bias_stride, bool normalise, float scale) override {
+    cuda::route(ids, weights, logits, bias, bias_stride, normalise, scale, stream_);
   }
   void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
                View<const float> weights, const ExpertWeights& w, Situ p) override {

@@ -418,7 +418,7 @@ std::size_t expert_scratch_floats() { return kMaxParts * 65536; }
 
 bool fused_experts(const ExpertStep& e, float* hidden, std::size_t hidden_floats, float* parts,
                    unsigned* arrived, cudaStream_t stream) {
-  if (!supported(e)) return false;
+  if (!supported(e) || (e.bias_stride != 0 && e.logits.rows > 1)) return false;
   const Weight &gate = *e.w.gate, &down = *e.w.down;
   const auto n_used = static_cast<int>(e.ids.cols), n_in = static_cast<int>(down.n_in);
   const int fit = std::max(1, kMaxStaged / n_in);  // experts that a block can stage

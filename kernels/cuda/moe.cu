@@ -36,7 +36,7 @@ __device__ __forceinline__ unsigned long long block_max(unsigned long long v,
 // A block per token; p: the token's probabilities in shared memory, taken marks those already chosen.
 __global__ void __launch_bounds__(kRouteThreads)
     route_kernel(View<std::int32_t> ids, View<float> weights, View<const float> logits,
-                 const float* bias, bool normalise, float scale) {
+                 const float* bias, std::int64_t bias_stride, bool normalise, float scale) {
   extern __shared__ float p[];  // [n] probabilities, [n] keys
   __shared__ unsigned long long scratch[kRouteThreads / 32];
   const int n = static_cast<int>(logits.cols), k = static_cast<int>(ids.cols);
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kRouteThreads)
   float* key = p + n;
   for (int e = threadIdx.x; e < n; e += kRouteThreads) {
     p[e] = sigmoid(logits.row(t)[e]);
-    key[e] = p[e] + bias[e];
+    key[e] = p[e] + bias[t * bias_stride + e];
   }
   __syncthreads();
   std::uint64_t below = ~0ull;  // the choices so far have keys from here up
@@ -180,12 +180,12 @@ void launch_out(View<float> m, const float* hidden, View<const std::int32_t> ids
 }  // namespace
 
 void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-           bool normalise, float scale, cudaStream_t stream) {
+           std::int64_t bias_stride, bool normalise, float scale, cudaStream_t stream) {
   if (logits.empty()) return;
   const auto shared = static_cast<std::size_t>(2 * logits.cols) * sizeof(float);
   if (shared > 48 * 1024) throw std::invalid_argument("route: more than 6144 experts");
   route_kernel<<<static_cast<unsigned>(logits.rows), kRouteThreads, shared, stream>>>(
-      ids, weights, logits, bias, normalise, scale);
+      ids, weights, logits, bias, bias_stride, normalise, scale);
   check_launch("route_kernel");
 }
 

@@ -95,7 +95,7 @@ void mla_combine(View<float> ctx, View<const float> parts, std::int64_t n_part, 
 
 // moe.cu; hidden: device scratch of hidden_floats floats
 void route(View<std::int32_t> ids, View<float> weights, View<const float> logits, const float* bias,
-           bool normalise, float scale, cudaStream_t stream);
+           std::int64_t bias_stride, bool normalise, float scale, cudaStream_t stream);
 void experts(View<float> m, View<const float> z, View<const std::int32_t> ids,
              View<const float> weights, const ExpertWeights& w, Situ situ, float* hidden,
              std::size_t hidden_floats, cudaStream_t stream);

@@ -214,7 +214,7 @@ TEST_CASE("routing and experts in two launches choose and weigh as route and exp
         if (fast) {
           REQUIRE(backend->fused_experts(s));
         } else {
-          backend->route(s.ids, s.weights, s.logits, s.bias, s.normalise, s.scale);
+          backend->route(s.ids, s.weights, s.logits, s.bias, s.bias_stride, s.normalise, s.scale);
           backend->experts(s.m, s.z, s.ids, s.weights, s.w, s.situ);
         }
         (fast ? got_ids : want_ids) = ids.get();

@@ -287,7 +287,7 @@ void stream(Bench& b) {
   b.measure("stream residual", y, 0,
             [&](Backend& to, std::int64_t n) { to.residual(y.slice(0, n), x.slice(0, n), true); });
   b.measure("stream route", weights, 0, [&](Backend& to, std::int64_t n) {
-    to.route(ids.slice(0, n), weights.slice(0, n), logits.slice(0, n), bias.data, true, 1.0f);
+    to.route(ids.slice(0, n), weights.slice(0, n), logits.slice(0, n), bias.data, 0, true, 1.0f);
   });
   b.measure(
       "stream situ", g, 0,

@@ -468,7 +468,7 @@ TEST_CASE(
     const std::vector<float> logits{0, 2, 1, 1, -3, 0, 0, 0, 0, 0, -40, -40, -40, -40, -40};
     Matrix<float> dl(b, 3, 5, logits), bias(b, 1, 5, {0, -0.5f, 0, 0, 0.6f}), w(b, 3, 3);
     Matrix<std::int32_t> ids(b, 3, 3);
-    b.route(ids, w, dl, bias.data(), true, 2.0f);
+    b.route(ids, w, dl, bias.data(), 0, true, 2.0f);
     // Row 0: biased 0.5, 0.381, 0.731, 0.731, 0.647: 2 before 3 (tie), then 4.
     CHECK(ids.get() == std::vector<std::int32_t>{2, 3, 4, 4, 0, 2, 4, 0, 2});
     const double p1 = sigmoid(1), p3 = sigmoid(-3), sum = 2 * p1 + p3,
@@ -477,8 +477,13 @@ TEST_CASE(
                 {2 * p1 / sum, 2 * p1 / sum, 2 * p3 / sum, 2. / 3, 2. / 3, 2. / 3, 2 * tiny,
                  2 * tiny, 2 * tiny},
                 1e-6);
-    b.route(ids, w, dl, bias.data(), false, 0.0f);  // a scale of 0 means none
+    b.route(ids, w, dl, bias.data(), 0, false, 0.0f);  // a scale of 0 means none
     check_close(w.get(), {p1, p1, p3, .5, .5, .5, 0, 0, 0}, 1e-6);
+    // A bias of each token's own: held to 0, 1, 2; to 4, 3, 0; and left to itself.
+    Matrix<float> rows(b, 3, 5, {6, 4, 2, -4, -4, 2, -4, -4, 4, 6, 0, 0, 0, 0, 0});
+    b.route(ids, w, dl, rows.data(), 5, false, 0.0f);
+    CHECK(ids.get() == std::vector<std::int32_t>{0, 1, 2, 4, 3, 0, 0, 1, 2});
+    check_close(w.get(), {sigmoid(0), sigmoid(2), p1, .5, .5, .5, 0, 0, 0}, 1e-6);
   });
 }
 
