@@ -44,7 +44,8 @@ struct RankReport {
   std::uint64_t rss_bytes = 0;     // resident set of the process, now
   std::uint64_t peak_rss_bytes = 0;
   double load_s = 0;
-  ChoiceCounts choices;    // of the stage's layers, the same on all its ranks; zero again after each report
+  ChoiceCounts
+      choices;  // of the stage's layers, the same on all its ranks; zero again after each report
   std::vector<PointStats> points;  // world and group communicators together, indexed by Point
 };
 
@@ -122,10 +123,9 @@ class Engine {
               const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,
               const ProgressFn& progress = {});
   // The same for the last n_row ids, as far as they lie in the last chunk.
-  void last_logits(
-      int slot, std::span<const std::int32_t> ids, std::int64_t n_row,
-      const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,
-      const ProgressFn& progress = {});
+  void last_logits(int slot, std::span<const std::int32_t> ids, std::int64_t n_row,
+                   const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,
+                   const ProgressFn& progress = {});
   // From now on all ranks record expert choices in their books, are held to those there, or compare with them. Counts come
   // with reports(). Throws std::logic_error where a rank has no book.
   void use_choices(ChoiceUse use);

@@ -44,8 +44,7 @@ ChoiceTap::ChoiceTap(Backend& backend, const Plan& plan, int rank, std::int64_t 
     const bool dense = plan.config().layers[static_cast<std::size_t>(il)].is_dense;
     moe_.push_back(dense ? -1 : n_moe_++);
   }
-  d_ids_ =
-      backend.allocate(static_cast<std::size_t>(width() * max_tok) * sizeof(std::int32_t));
+  d_ids_ = backend.allocate(static_cast<std::size_t>(width() * max_tok) * sizeof(std::int32_t));
   if (use == ChoiceUse::kForce) {
     d_biases_ =
         backend.allocate(static_cast<std::size_t>(n_moe_ * max_tok * n_expert_) * sizeof(float));
@@ -95,8 +94,7 @@ void ChoiceTap::end() {
   if (use_ == ChoiceUse::kForce) {
     if (!std::equal(kept.begin(), kept.end(), by_token.begin()))
       throw std::logic_error("a token did not take the experts it was held to, at positions " +
-                             std::to_string(first_) + " to " +
-                             std::to_string(first_ + n_tok_ - 1));
+                             std::to_string(first_) + " to " + std::to_string(first_ + n_tok_ - 1));
     return;
   }
   for (std::size_t at = 0; at < kept.size(); at += static_cast<std::size_t>(n_used_)) {

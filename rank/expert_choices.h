@@ -75,11 +75,12 @@ class ChoiceTap {
   int first_layer_;
   std::int64_t n_used_, n_expert_, max_tok_;
   std::int64_t n_moe_ = 0;
-  std::vector<std::int64_t> moe_;  // by layer of the stage: its number among those with experts, or -1
+  std::vector<std::int64_t>
+      moe_;  // by layer of the stage: its number among those with experts, or -1
   std::int64_t first_ = 0, n_tok_ = 0;
-  std::vector<std::int32_t> ids_;              // of the step: [MoE layer][token][place]
-  std::vector<float> biases_;                  // of the step, kForce: [MoE layer][token][expert]
-  std::unique_ptr<DeviceBuffer> d_ids_;        // the same on the device
+  std::vector<std::int32_t> ids_;        // of the step: [MoE layer][token][place]
+  std::vector<float> biases_;            // of the step, kForce: [MoE layer][token][expert]
+  std::unique_ptr<DeviceBuffer> d_ids_;  // the same on the device
   std::unique_ptr<DeviceBuffer> d_biases_;
 };
 

@@ -23,8 +23,8 @@ Forward::Forward(Backend& backend, const Plan& plan, int rank, const Weights& we
 }
 
 StepContext Forward::context(const BatchView& batch) {
-  return {backend_, plan_, rank_, weights_,
-          state_,   work_, batch, reinterpret_cast<std::int32_t*>(first_nonfinite_->data()),
+  return {backend_, plan_,   rank_, weights_,
+          state_,   work_,   batch, reinterpret_cast<std::int32_t*>(first_nonfinite_->data()),
           probe_,   choices_};
 }
 

@@ -55,9 +55,9 @@ struct Command {
   std::int32_t to_slot = 0;    // kFork
   std::uint64_t saved = 0;     // kSave, kRestore, kForget
   ChoiceUse use = ChoiceUse::kNone;  // kChoices
-  std::int64_t n_row = 1;      // rows wanted with kLastLogits, of those the step has
-  std::int64_t length = 0;     // kFabricate
-  std::uint64_t seed = 0;      // kFabricate
+  std::int64_t n_row = 1;            // rows wanted with kLastLogits, of those the step has
+  std::int64_t length = 0;           // kFabricate
+  std::uint64_t seed = 0;            // kFabricate
   float repetition = 1;
   float presence = 0;
   CandidateQuery query;

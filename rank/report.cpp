@@ -23,20 +23,19 @@ void describe_process(RankReport& report) {
 std::vector<std::byte> to_bytes(const RankReport& r) {
   nlohmann::json points = nlohmann::json::array();
   for (const PointStats& p : r.points) points.push_back({p.calls, p.bytes, p.seconds});
-  const nlohmann::json j = {{"rank", r.rank},
-                            {"host", r.host},
-                            {"device", r.device},
-                            {"plan_bytes", r.plan_bytes},
-                            {"weight_bytes", r.weight_bytes},
-                            {"state_bytes", r.state_bytes},
-                            {"work_bytes", r.work_bytes},
-                            {"rss_bytes", r.rss_bytes},
-                            {"peak_rss_bytes", r.peak_rss_bytes},
-                            {"load_s", r.load_s},
-                            {"choices",
-                             {r.choices.choices, r.choices.changed, r.choices.tokens,
-                              r.choices.tokens_moved}},
-                            {"points", points}};
+  const nlohmann::json j = {
+      {"rank", r.rank},
+      {"host", r.host},
+      {"device", r.device},
+      {"plan_bytes", r.plan_bytes},
+      {"weight_bytes", r.weight_bytes},
+      {"state_bytes", r.state_bytes},
+      {"work_bytes", r.work_bytes},
+      {"rss_bytes", r.rss_bytes},
+      {"peak_rss_bytes", r.peak_rss_bytes},
+      {"load_s", r.load_s},
+      {"choices", {r.choices.choices, r.choices.changed, r.choices.tokens, r.choices.tokens_moved}},
+      {"points", points}};
   const std::string text = j.dump();
   const auto* p = reinterpret_cast<const std::byte*>(text.data());
   return {p, p + text.size()};
