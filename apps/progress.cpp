@@ -64,6 +64,21 @@ void ProgressPrinter::operator()(const Progress& p) {
   std::fflush(stderr);
 }
 
+void ProgressPrinter::line(const std::function<std::string()>& text) {
+  const Clock::time_point now = Clock::now();
+  if (now < next_line_) return;
+  const bool first = next_line_ == Clock::time_point{};
+  next_line_ = now + (live_ ? std::chrono::milliseconds(200) : std::chrono::seconds(10));
+  if (!live_ && first) return;  // nothing has happened yet
+  if (live_) {
+    std::fprintf(stderr, "\r%s\033[K", text().c_str());
+    open_ = true;
+  } else {
+    std::fprintf(stderr, "%s\n", text().c_str());
+  }
+  std::fflush(stderr);
+}
+
 void ProgressPrinter::finish() {
   if (open_) std::fputc('\n', stderr);
   open_ = false;

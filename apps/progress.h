@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 
 #include "rank/engine.h"
@@ -12,6 +13,8 @@ class ProgressPrinter {
  public:
   ProgressPrinter();
   void operator()(const Progress& progress);
+  // A line of another kind, made only when it is time to show one: live, or every 10 s.
+  void line(const std::function<std::string()>& text);
   // Ends a live line, so that what follows starts in the first column.
   void finish();
 
@@ -22,7 +25,7 @@ class ProgressPrinter {
   bool said_ = false;   // something of this phase has been printed
   bool ended_ = false;  // its last line has
   Progress::Phase phase_ = Progress::Phase::kLoad;
-  Clock::time_point next_;
+  Clock::time_point next_, next_line_;
 };
 
 // "12.3 GB", decimal.

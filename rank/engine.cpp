@@ -382,6 +382,7 @@ const ModelFile& Engine::file() const { return *impl_->prepared.file; }
 const Plan& Engine::plan() const { return *impl_->prepared.plan; }
 const std::vector<std::string>& Engine::warnings() const { return impl_->prepared.warnings; }
 const std::vector<StepTiming>& Engine::timings() const { return impl_->timings; }
+void Engine::clear_timings() { impl_->timings.clear(); }
 
 void Engine::keep_choices(ChoiceBook& book) { impl_->book = &book; }
 

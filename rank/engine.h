@@ -144,7 +144,9 @@ class Engine {
   // Asks for an end after the current step; rank 0 learns of it with the next step's candidates.
   static void request_stop() noexcept;
 
-  const std::vector<StepTiming>& timings() const;  // of every forward step so far, rank 0
+  const std::vector<StepTiming>& timings()
+      const;             // of every forward step since clear_timings(), rank 0
+  void clear_timings();  // a run without end would fill the memory
 
  private:
   struct Impl;
