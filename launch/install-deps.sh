@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build and the tests need: Debian 12, Ubuntu 24.04. Asks apt only for what is missing, so a second run
 # is done at once. Never touches CUDA, NCCL or drivers: their versions are the site's choice.
-#   launch/install-deps.sh [--dev]      --dev: clang-format and clang-tidy too
+#   launch/install-deps.sh [--tests] [--dev]      --tests: what tests/launch starts; --dev: clang-format and clang-tidy
 set -euo pipefail
 
 packages=(
@@ -12,7 +12,14 @@ packages=(
   doctest-dev
   clang libclang-rt-dev # libFuzzer
 )
-[ "${1:-}" = --dev ] && packages+=(clang-format-14 clang-tidy-14)
+for option in "$@"; do
+  case "$option" in
+    # A scheduler and hosts of the tests' own. Where systemd runs, Debian starts munged; nothing else runs outside a test.
+    --tests) packages+=(slurmctld slurmd slurm-client munge iproute2) ;;
+    --dev) packages+=(clang-format-14 clang-tidy-14) ;;
+    *) echo "install-deps: unknown option $option (known: --tests, --dev)" >&2 && exit 2 ;;
+  esac
+done
 
 # shellcheck source=/dev/null
 . /etc/os-release

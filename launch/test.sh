@@ -13,7 +13,7 @@ for a in "$@"; do
     *) echo "test.sh: unknown option $a (known: --no-install, --full)" >&2 && exit 2 ;;
   esac
 done
-if [ $install = yes ]; then launch/install-deps.sh || exit; fi
+if [ $install = yes ]; then launch/install-deps.sh --tests || exit; fi
 
 total_passed=0 total_failed=0 total_skipped=0
 summary=()
