@@ -21,6 +21,8 @@ struct Command {
 constexpr Command kCommands[] = {
     {"layout", "who would hold what, and how often ranks speak; without a command, too",
      plan_layout},
+    {"fits", "whether a model is fully resident on a node, and how fast it could be at most",
+     plan_fits},
 };
 
 std::string help() {

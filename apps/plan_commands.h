@@ -12,5 +12,7 @@ using PlanCommandFn = int (*)(const std::vector<std::string>& args);
 
 // Who would hold what. What k3plan does where no command is named.
 int plan_layout(const std::vector<std::string>& args);
+// What is fully resident on which node.
+int plan_fits(const std::vector<std::string>& args);
 
 }  // namespace k3

@@ -77,14 +77,16 @@ std::vector<std::int32_t> seeded_ids(std::int64_t n, std::int64_t n_vocab, std::
   return ids;
 }
 
-TokenBytes token_bytes(const Plan& plan, int rank, double n_row, CacheType cache) {
+TokenBytes token_bytes(const Plan& plan, int rank, double n_row, CacheType cache,
+                       double expert_scale) {
   const ModelConfig& c = plan.config();
   TokenBytes out;
   for (const PlannedTensor& t : plan.tensors()) {
     auto bytes = static_cast<double>(plan.band_bytes(t, rank));
     if (bytes == 0) continue;
     if (is_routed_expert(t.role)) {
-      bytes *= static_cast<double>(c.n_expert_used) / static_cast<double>(c.n_expert);
+      bytes *=
+          expert_scale * static_cast<double>(c.n_expert_used) / static_cast<double>(c.n_expert);
     } else if (t.role == Role::kTokenEmbd) {
       bytes /= static_cast<double>(plan.box(t, rank).axis[1].size());
     }
@@ -96,12 +98,12 @@ TokenBytes token_bytes(const Plan& plan, int rank, double n_row, CacheType cache
   return out;
 }
 
-double serial_bytes(const Plan& plan, double n_row, CacheType cache) {
+double serial_bytes(const Plan& plan, double n_row, CacheType cache, double expert_scale) {
   double sum = 0;
   for (int stage = 0; stage < plan.layout().pp; ++stage) {
     double busiest = 0;
     for (int r = stage * plan.layout().tp; r < (stage + 1) * plan.layout().tp; ++r) {
-      busiest = std::max(busiest, token_bytes(plan, r, n_row, cache).total());
+      busiest = std::max(busiest, token_bytes(plan, r, n_row, cache, expert_scale).total());
     }
     sum += busiest;
   }
@@ -127,7 +129,8 @@ TokenFlops token_flops(const Plan& plan, int rank) {
 }
 
 PrefillFloor prefill_floor(const Plan& plan, int rank, std::int64_t depth, std::int64_t n_tok,
-                           std::int64_t chunk, CacheType cache, double gb_s, double tflops) {
+                           std::int64_t chunk, CacheType cache, double gb_s, double tflops,
+                           double expert_scale) {
   const ModelConfig& c = plan.config();
   const TokenFlops token = token_flops(plan, rank);
   double experts = 0, others = 0;
@@ -147,7 +150,8 @@ PrefillFloor prefill_floor(const Plan& plan, int rank, std::int64_t depth, std::
     const bool last = at + chunk >= n_tok;
     const double flops = n * token.layers + pairs * token.per_row + (last ? token.head : 0);
     const double reached = 1 - std::pow(1 - used, n);
-    const double bytes = experts * reached + others + state.kda_state + (before + 2 * n) * row;
+    const double bytes =
+        experts * expert_scale * reached + others + state.kda_state + (before + 2 * n) * row;
     out.flops += flops;
     out.bytes += bytes;
     out.seconds += std::max(flops / (tflops * 1e12), bytes / (gb_s * 1e9));

@@ -44,12 +44,14 @@ struct TokenBytes {
 
 // `n_row`: positions in the cache, the token's own included. Weights: every band of the rank once, but of the routed
 // experts n_expert_used / n_expert of their bytes (what an even choice gives a rank on average; an uneven one gives the
-// busiest more), and of token_embd one row (which only one rank of a stage reads; counted for each).
-TokenBytes token_bytes(const Plan& plan, int rank, double n_row, CacheType cache);
+// busiest more), and of token_embd one row (which only one rank of a stage reads; counted for each). `expert_scale`: bytes of
+// the routed experts over those that the plan's types give, for a file of which only the size is known.
+TokenBytes token_bytes(const Plan& plan, int rank, double n_row, CacheType cache,
+                       double expert_scale = 1);
 
 // Bytes that stand one behind the other in a token's time: a stage takes as long as its busiest rank, and stages run in
 // turn.
-double serial_bytes(const Plan& plan, double n_row, CacheType cache);
+double serial_bytes(const Plan& plan, double n_row, CacheType cache, double expert_scale = 1);
 
 // Floating-point operations of one rank for one token, two for each product and sum: every element of its matrices once, of
 // the routed experts the share that is used. Without the attention over the cache, vectors, and the embedding.
@@ -70,7 +72,8 @@ struct PrefillFloor {
   double bytes = 0;
 };
 PrefillFloor prefill_floor(const Plan& plan, int rank, std::int64_t depth, std::int64_t n_tok,
-                           std::int64_t chunk, CacheType cache, double gb_s, double tflops);
+                           std::int64_t chunk, CacheType cache, double gb_s, double tflops,
+                           double expert_scale = 1);
 
 // Spans of one name together; the longest total first.
 struct PhaseTotal {

@@ -1,6 +1,7 @@
 #include "rank/shapes.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include "rank/tensor_table.h"
@@ -34,6 +35,15 @@ ModelShape real_shape() {
   s.ffn_expert = 3072;
   s.ffn_dense = 33792;
   s.bank_block = 12;
+  return s;
+}
+
+// Neuron: half of every routed expert's width is gone, the shared experts keep theirs.
+ModelShape neuron_shape() {
+  ModelShape s = real_shape();
+  s.name = "k3-neuron";
+  s.ffn_expert = 1536;
+  s.ffn_shared = 6144;
   return s;
 }
 
@@ -160,19 +170,21 @@ struct NamedRecipe {
   const char* name;
   BlockType experts;
   BlockType other;
+  BlockType vocab;  // token_embd and output
 };
 // What the published files hold, by the types in them: their labels do not tell.
 constexpr NamedRecipe kRecipes[] = {
-    {"UD-IQ1_S", BlockType::kIQ1_S, BlockType::kQ8_0},
-    {"UD-Q2_K_XL", BlockType::kIQ2_XS, BlockType::kQ8_0},
-    {"UD-Q4_K_XL", BlockType::kMXFP4, BlockType::kQ8_0},
-    {"UD-Q8_K_XL", BlockType::kMXFP4, BlockType::kBF16},
+    {"UD-IQ1_S", BlockType::kIQ1_S, BlockType::kQ8_0, BlockType::kQ8_0},
+    {"UD-Q2_K_XL", BlockType::kIQ2_XS, BlockType::kQ8_0, BlockType::kQ8_0},
+    {"UD-Q4_K_XL", BlockType::kMXFP4, BlockType::kQ8_0, BlockType::kQ8_0},
+    {"UD-Q8_K_XL", BlockType::kMXFP4, BlockType::kBF16, BlockType::kBF16},
+    {"Neuron-IQ1_S", BlockType::kIQ1_S, BlockType::kQ8_0, BlockType::kF16},
 };
 
 [[noreturn]] void unknown_recipe(std::string_view name) {
-  throw std::invalid_argument("--quant " + std::string(name) +
-                              ": valid: " + listed(recipe_names()) +
-                              ", a block type (F32, BF16, Q8_0, ...), or experts=TYPE,other=TYPE");
+  throw std::invalid_argument(
+      "--quant " + std::string(name) + ": valid: " + listed(recipe_names()) +
+      ", a block type (F32, BF16, Q8_0, ...), or experts=TYPE,other=TYPE[,vocab=TYPE]");
 }
 
 }  // namespace
@@ -199,16 +211,21 @@ std::span<const ShapeSize> shape_sizes() {
       {"shared", &ModelShape::n_shared, "Shared experts; 0: none."},
       {"latent", &ModelShape::moe_latent, "Width routed experts work in."},
       {"ffn-expert", &ModelShape::ffn_expert, "Inner width of one expert."},
+      {"ffn-shared", &ModelShape::ffn_shared,
+       "Inner width of the shared experts together; 0: that of one expert for each."},
       {"ffn-dense", &ModelShape::ffn_dense, "Inner width of a dense ffn."},
       {"block", &ModelShape::bank_block, "Layers per banked residual stream."},
   };
   return kSizes;
 }
 
-std::vector<std::string> shape_names() { return {"k3", "k3-8l", "k3-16l", "k3-nano", "tiny"}; }
+std::vector<std::string> shape_names() {
+  return {"k3", "k3-neuron", "k3-8l", "k3-16l", "k3-nano", "tiny"};
+}
 
 ModelShape named_shape(std::string_view name) {
   if (name == "k3" || name == "k3-full") return real_shape();
+  if (name == "k3-neuron") return neuron_shape();
   if (name == "k3-8l") return shallow("k3-8l", 8);
   if (name == "k3-16l") return shallow("k3-16l", 16);
   if (name == "k3-nano") return nano_shape();
@@ -246,6 +263,8 @@ ModelConfig config_of(const ModelShape& s) {
       s.n_layer <= kMaxLayer, s,
       "layers " + std::to_string(s.n_layer) + ", expected at most " + std::to_string(kMaxLayer));
   require(s.q_latent >= 0 && s.n_shared >= 0 && s.n_dense >= 0, s, "a count is negative");
+  require(s.ffn_shared >= 0 && s.ffn_shared <= kMaxSize, s, "shared width out of range");
+  require(s.ffn_shared == 0 || s.n_shared > 0, s, "a shared width, but no shared experts");
   require(s.n_dense <= s.n_layer, s, "more dense layers than layers");
   require(s.key_len > s.rope, s,
           "key length " + std::to_string(s.key_len) + ", expected more than the rope width " +
@@ -285,7 +304,7 @@ ModelConfig config_of(const ModelShape& s) {
     } else {
       l.has_routed_norm = true;
       l.ffn_expert = s.ffn_expert;
-      l.ffn_shared = s.n_shared * s.ffn_expert;
+      l.ffn_shared = s.ffn_shared > 0 ? s.ffn_shared : s.n_shared * s.ffn_expert;
     }
     c.layers.push_back(l);
   }
@@ -305,29 +324,37 @@ QuantRecipe QuantRecipe::parse(std::string_view name) {
     if (name != known.name) continue;
     r.experts_ = known.experts;
     r.other_ = known.other;
+    r.vocab_ = known.vocab;
     return r;
   }
   if (const auto type = block_type_from_name(name)) {
-    r.experts_ = r.other_ = *type;
+    r.experts_ = r.other_ = r.vocab_ = *type;
     return r;
   }
-  constexpr std::string_view kExperts = "experts=", kOther = "other=";
-  const std::size_t comma = name.find(',');
-  if (comma == std::string_view::npos || !name.starts_with(kExperts) ||
-      !name.substr(comma + 1).starts_with(kOther)) {
-    unknown_recipe(name);
-  }
-  const auto experts = block_type_from_name(name.substr(kExperts.size(), comma - kExperts.size()));
-  const auto other = block_type_from_name(name.substr(comma + 1 + kOther.size()));
-  if (!experts || !other) unknown_recipe(name);
+  // experts=T,other=T[,vocab=T], in this order.
+  std::string_view rest = name;
+  bool more = true;
+  const auto next = [&](std::string_view key) -> std::optional<BlockType> {
+    if (!more || !rest.starts_with(key)) return std::nullopt;
+    const std::size_t comma = rest.find(',');
+    const auto type = block_type_from_name(rest.substr(key.size(), comma - key.size()));
+    more = comma != std::string_view::npos;
+    rest = more ? rest.substr(comma + 1) : "";
+    return type;
+  };
+  const auto experts = next("experts="), other = next("other=");
+  const auto vocab = more ? next("vocab=") : other;
+  if (!experts || !other || !vocab || more) unknown_recipe(name);
   r.experts_ = *experts;
   r.other_ = *other;
+  r.vocab_ = *vocab;
   return r;
 }
 
 BlockType QuantRecipe::type_of(Role role, std::int64_t n_in) const {
   if (stays_f32(role)) return BlockType::kF32;
-  const BlockType want = is_expert(role) ? experts_ : other_;
+  const bool vocab = role == Role::kTokenEmbd || role == Role::kOutput;
+  const BlockType want = is_expert(role) ? experts_ : vocab ? vocab_ : other_;
   if (n_in % traits(want).elems == 0) return want;
   return n_in % traits(BlockType::kQ8_0).elems == 0 ? BlockType::kQ8_0 : BlockType::kF32;
 }

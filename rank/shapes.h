@@ -38,6 +38,7 @@ struct ModelShape {
   std::int64_t n_shared = 0;  // shared experts; 0: none
   std::int64_t moe_latent = 0;
   std::int64_t ffn_expert = 0;
+  std::int64_t ffn_shared = 0;  // of all shared experts together; 0: n_shared * ffn_expert
   std::int64_t ffn_dense = 0;
   std::int64_t bank_block = 0;
 };
@@ -50,8 +51,8 @@ struct ShapeSize {
 };
 std::span<const ShapeSize> shape_sizes();
 
-// "k3" (the real model; "k3-full" is another name of it), "k3-8l" and "k3-16l" (true widths, fewer layers), "k3-nano" and
-// "tiny". Throws std::invalid_argument naming the valid ones.
+// "k3" (the real model; "k3-full" is another name of it), "k3-neuron" (the published file whose routed experts are pruned to
+// half their width), "k3-8l" and "k3-16l" (true widths, fewer layers), "k3-nano" and "tiny". Throws std::invalid_argument naming the valid ones.
 ModelShape named_shape(std::string_view name);
 std::vector<std::string> shape_names();
 
@@ -61,8 +62,8 @@ ModelConfig config_of(const ModelShape& shape);
 // Which block type a tensor of a quantized file has. Vectors, convolutions, scores, the router and ssm_beta are F32 in all.
 class QuantRecipe {
  public:
-  // A published recipe ("UD-IQ1_S", "UD-Q2_K_XL", "UD-Q4_K_XL", "UD-Q8_K_XL"), a block type for all matrices ("Q8_0"), or
-  // "experts=T,other=T". Throws std::invalid_argument naming the valid ones.
+  // A published recipe ("UD-IQ1_S", "UD-Q2_K_XL", "UD-Q4_K_XL", "UD-Q8_K_XL", "Neuron-IQ1_S"), a block type for all matrices
+  // ("Q8_0"), or "experts=T,other=T" with ",vocab=T" (embedding and head) where that differs from the others. Throws std::invalid_argument naming the valid ones.
   static QuantRecipe parse(std::string_view name);
 
   // The recipe's type where `n_in`, the length of a row, is a multiple of its block; else Q8_0, else F32, as
@@ -74,6 +75,7 @@ class QuantRecipe {
   std::string name_;
   BlockType experts_ = BlockType::kF32;
   BlockType other_ = BlockType::kF32;
+  BlockType vocab_ = BlockType::kF32;
 };
 std::vector<std::string> recipe_names();
 

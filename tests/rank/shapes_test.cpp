@@ -75,10 +75,29 @@ TEST_CASE("rows that are no whole number of blocks fall back to Q8_0, then to F3
   CHECK(r.type_of(Role::kRouter, 512) == BlockType::kF32);
 }
 
+TEST_CASE(
+    "a recipe may give embedding and head a type of their own; a shape the shared experts their "
+    "width") {
+  const QuantRecipe r = QuantRecipe::parse("experts=IQ1_S,other=Q8_0,vocab=F16");
+  CHECK(r.type_of(Role::kTokenEmbd, 512) == BlockType::kF16);
+  CHECK(r.type_of(Role::kOutput, 512) == BlockType::kF16);
+  CHECK(r.type_of(Role::kKdaQ, 512) == BlockType::kQ8_0);
+  CHECK(QuantRecipe::parse("experts=IQ1_S,other=Q6_K").type_of(Role::kOutput, 512) ==
+        BlockType::kQ6_K);
+  ModelShape s = named_shape("tiny");
+  CHECK(config_of(s).layers[1].ffn_shared == 512);
+  s.ffn_shared = 320;
+  CHECK(config_of(s).layers[1].ffn_shared == 320);
+  s.n_shared = 0;
+  CHECK(has(refusal([&] { config_of(s); }), "a shared width, but no shared experts"));
+}
+
 TEST_CASE("an unknown shape or recipe is refused with the valid ones") {
-  CHECK(has(refusal([] { named_shape("k4"); }), "valid: k3, k3-8l"));
+  CHECK(has(refusal([] { named_shape("k4"); }), "valid: k3, k3-neuron, k3-8l"));
   for (const char* bad :
-       {"UD-IQ9", "experts=IQ1_S", "experts=Q8_0,other=Q99", "experts=,other=", ""}) {
+       {"UD-IQ9", "experts=IQ1_S", "experts=Q8_0,other=Q99",
+        "experts=,other=", "experts=Q8_0,other=Q8_0,vocab=Q99",
+        "experts=Q8_0,other=Q8_0,vocab=F16,more=F32", "experts=Q8_0,vocab=F16", ""}) {
     CHECK(has(refusal([&] { QuantRecipe::parse(bad); }), "UD-IQ1_S"));
   }
 }
