@@ -125,11 +125,13 @@ class MpiComm : public Comm {
 
 void MpiComm::refuse_stuck(const std::optional<MpiPulse::Stuck>& stuck) const {
   if (!stuck) return;
-  std::array<char, 96> text{};
-  std::snprintf(text.data(), text.size(),
-                ": waited %.3g s in loading for rank %d, which stands at %.0f %%", stuck->seconds,
-                world_rank(stuck->rank), 100 * stuck->done);
-  throw CommError(who() + text.data());
+  std::array<char, 48> waited{};
+  std::array<char, 48> stands{};
+  std::snprintf(waited.data(), waited.size(), "%.3g s", stuck->seconds);
+  std::snprintf(stands.data(), stands.size(), "%.0f %%", 100 * stuck->done);
+  throw CommError(who() + ": waited " + waited.data() + " in loading for rank " +
+                  net_->world()->number_and_host(world_rank(stuck->rank)) + ", which stands at " +
+                  stands.data());
 }
 
 void MpiComm::check_rank(const char* what, int rank) const {
@@ -456,7 +458,11 @@ std::shared_ptr<const WorldFacts> world_facts(const World& world, MPI_Comm comm)
   facts->size = world.size();
   facts->host = world.facts().host;
   facts->board = world.board();
-  for (const Process& p : all) facts->pid.push_back(p.host == mine.host ? p.pid : 0);
+  for (const Process& p : all) {
+    const bool here = p.host == mine.host;
+    facts->pid.push_back(here ? p.pid : 0);
+    facts->other_host.emplace_back(here ? "" : p.host.data());
+  }
   return facts;
 }
 

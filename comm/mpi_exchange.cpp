@@ -38,6 +38,11 @@ std::string error_text(int error) {
 
 }  // namespace
 
+std::string WorldFacts::number_and_host(int rank) const {
+  const std::string& elsewhere = other_host[static_cast<std::size_t>(rank)];
+  return std::to_string(rank) + (elsewhere.empty() ? "" : " on " + elsewhere);
+}
+
 MpiExchange::MpiExchange(MPI_Comm comm, std::vector<int> world_rank,
                          std::shared_ptr<const WorldFacts> world, std::size_t max_message_bytes,
                          std::shared_ptr<const double> time_limit_s)
@@ -205,7 +210,8 @@ void MpiExchange::wait_expired(const Call& call) {
   }
   const bool to_send = silent.empty();
   std::string who;
-  for (int peer : to_send ? deaf : silent) who += (who.empty() ? "" : ", ") + std::to_string(peer);
+  for (int peer : to_send ? deaf : silent)
+    who += (who.empty() ? "" : ", ") + world_->number_and_host(peer);
   std::array<char, 32> waited{};
   std::snprintf(waited.data(), waited.size(), "%.3g", call.seconds());
   broken_ = true;

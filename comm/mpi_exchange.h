@@ -27,6 +27,10 @@ struct WorldFacts {
   std::string host;
   std::shared_ptr<CallBoard> board;
   std::vector<int> pid;  // of each rank of the world that is on this host; 0: on another
+  std::vector<std::string> other_host;  // of each rank that is on another; empty: on this
+
+  // "2", or "2 on node7" where that is another host than this rank's.
+  std::string number_and_host(int rank) const;
 };
 
 class MpiExchange {
@@ -68,7 +72,9 @@ class MpiExchange {
   [[noreturn]] void fail_messages(const Call& call, int error);
   [[noreturn]] void wait_expired(const Call& call);
   [[noreturn]] void fail(const Call& call, const std::string& text);
-  std::string peer_name(int peer) const { return "rank " + std::to_string(world_rank_[peer]); }
+  std::string peer_name(int peer) const {
+    return "rank " + world_->number_and_host(world_rank_[peer]);
+  }
   void look_for_stopped(const Call& call);
 
   MPI_Comm comm_;

@@ -15,3 +15,25 @@ mpi_environment() {
   # ends badly can leave the host's GPUs unusable. Set it to 1 to let NCCL use it.
   export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}"
 }
+
+# mpi_network <tcp, ucx or empty> <interface or empty>: what data between nodes travel over; empty leaves the choice to Open MPI.
+mpi_network() {
+  case "$1" in
+    "") ;;
+    tcp) export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp ;;
+    # Debian's Open MPI leaves UCX out, and takes it for InfiniBand alone.
+    ucx) export OMPI_MCA_pml=ucx OMPI_MCA_opal_common_ucx_tls=any OMPI_MCA_opal_common_ucx_devices=any ;;
+    *) echo "--net $1: expected tcp or ucx" >&2 && return 2 ;;
+  esac
+  [ -n "$2" ] || return 0
+  export UCX_NET_DEVICES=$2
+  # What is no interface of the system's is a device of UCX's (mlx5_0:1).
+  if ! interfaces | grep -qxF "$2"; then
+    [ "$1" = ucx ] && return 0
+    echo "--if $2: no such interface on $(hostname): $(interfaces | paste -sd' ')" >&2
+    return 2
+  fi
+  export OMPI_MCA_btl_tcp_if_include=$2 OMPI_MCA_oob_tcp_if_include=$2 NCCL_SOCKET_IFNAME="=$2"
+}
+
+interfaces() { sed -nE 's/^ *([^ ]+):.*/\1/p' /proc/net/dev; }
