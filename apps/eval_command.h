@@ -37,6 +37,7 @@ std::unique_ptr<EvalCommand> make_eval_logits();
 std::unique_ptr<EvalCommand> make_eval_compare();
 std::unique_ptr<EvalCommand> make_eval_ppl();
 std::unique_ptr<EvalCommand> make_eval_parity();
+std::unique_ptr<EvalCommand> make_eval_gate();
 std::unique_ptr<EvalCommand> make_eval_greedy();
 
 }  // namespace k3

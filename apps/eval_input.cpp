@@ -9,6 +9,7 @@
 #include "apps/launch_main.h"
 #include "apps/local_main.h"
 #include "loader/parts.h"
+#include "rank/bench_math.h"
 #include "rank/fault.h"
 #include "rank/synth.h"
 
@@ -39,14 +40,16 @@ bool parse_or_page(Options& o, const std::vector<std::string>& args) {
 
 void read_ids(EvalInput& r, const Options& o, const std::string& output,
               const std::string& other_input) {
-  if (o.given("--ids") == o.given("--ids-file")) {
+  const bool given = o.given("--ids") || o.given("--ids-file");
+  if (o.given("--ids") == o.given("--ids-file") && (given || !r.n_seeded)) {
     throw std::invalid_argument("--ids and --ids-file: give one of the two");
   }
   const bool inline_ids = o.given("--ids");
-  const std::string where = inline_ids          ? "--ids"
+  const std::string where = !given              ? "seeded ids"
+                            : inline_ids        ? "--ids"
                             : r.ids_file == "-" ? "standard input"
                                                 : r.ids_file;
-  r.ids = parse_ids(inline_ids ? r.ids_text : read_text(r.ids_file), where);
+  if (given) r.ids = parse_ids(inline_ids ? r.ids_text : read_text(r.ids_file), where);
   const bool synthetic = o.given("--synthetic");
   if (synthetic && o.given("--model"))
     throw std::invalid_argument("--model and --synthetic: give one of the two");
@@ -62,6 +65,11 @@ void read_ids(EvalInput& r, const Options& o, const std::string& output,
   std::vector<std::string> dialects;  // the engine reports them
   const ModelConfig model =
       read_model_config(file.metadata(), file.tensors(), r.config.model, dialects);
+  if (!given) {
+    const std::int64_t room =
+        r.config.n_ctx > 0 ? std::min(r.config.n_ctx, model.n_ctx) : model.n_ctx;
+    r.ids = seeded_ids(r.n_seeded(room), model.n_vocab, r.config.synthetic_seed);
+  }
   check_ids(r.ids, model.n_vocab, where);
   r.n_vocab = model.n_vocab;
   const auto n = static_cast<std::int64_t>(r.ids.size());

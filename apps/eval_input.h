@@ -15,6 +15,8 @@ namespace k3 {
 struct EvalInput {
   RunConfig config;
   std::string ids_file, ids_text;
+  // How many ids to draw from a seed where none are given, of at most `room`; empty: they must be given.
+  std::function<std::int64_t(std::int64_t room)> n_seeded;
   std::vector<std::int32_t> ids;
   std::int64_t n_vocab = 0;  // of the model, once read_ids() has seen it
 };

@@ -57,7 +57,7 @@ int run_job(World& world, Comm& comm, JobNotes& notes,
 
 void with_engine(World& world, Comm& comm, JobNotes& notes, const RunConfig& config,
                  const std::function<std::optional<Fault>(Engine&)>& drive,
-                 const std::function<void(const Engine&)>& look) {
+                 const std::function<void(Engine&)>& look) {
   const RankDevice device = make_rank_device(config, world, comm);
   Engine engine(config, device.comm(comm), *device.backend, [&](const Progress& p) {
     if (world.rank() == 0) notes.show(p);

@@ -32,7 +32,7 @@ int run_job(World& world, Comm& comm, JobNotes& notes,
 // on every rank before. Collective.
 void with_engine(World& world, Comm& comm, JobNotes& notes, const RunConfig& config,
                  const std::function<std::optional<Fault>(Engine&)>& drive,
-                 const std::function<void(const Engine&)>& look = {});
+                 const std::function<void(Engine&)>& look = {});
 
 // Rank 0, around all that it does with an engine. Errors that leave the ranks between two steps, from where they can end in
 // order, become the fault; others fly. The engine's other ranks are told to stop.

@@ -31,6 +31,8 @@ constexpr Entry kCommands[] = {
     {"ppl", "perplexity of a text file, as JSON", make_eval_ppl, false},
     {"parity", "whether a run computes what its reference does, by exit status", make_eval_parity,
      false},
+    {"gate", "a run against the exact path at given depths, graded, by exit status", make_eval_gate,
+     false},
     {"greedy-agreement", "how often two greedy texts choose the same token, as JSON",
      make_eval_greedy, true},
 };
@@ -87,6 +89,8 @@ using Prepare = std::function<std::unique_ptr<EvalCommand>()>;
 int run(const Prepare& prepare, const std::string& command_line, World& world, Comm& comm) {
   JobNotes notes;
   std::unique_ptr<EvalCommand> command;  // rank 0's
+  ChoiceBook book;                       // of every rank, for both engines
+  const auto lend_book = [&](Engine& engine) { engine.keep_choices(book); };
   return run_job(
       world, comm, notes,
       [&]() -> std::optional<RunConfig> {
@@ -103,12 +107,16 @@ int run(const Prepare& prepare, const std::string& command_line, World& world, C
         if (std::optional<RunConfig> other =
                 share_config(comm, command ? command->other() : std::nullopt)) {
           other->threads = config.threads;
-          with_engine(world, comm, notes, *other, [&](Engine& engine) {
-            return guarded(engine, [&] { command->make_reference(engine); });
-          });
+          with_engine(
+              world, comm, notes, *other,
+              [&](Engine& engine) {
+                return guarded(engine, [&] { command->make_reference(engine); });
+              },
+              lend_book);
         }
-        with_engine(world, comm, notes, config,
-                    [&](Engine& engine) { return drive(*command, engine, notes); });
+        with_engine(
+            world, comm, notes, config,
+            [&](Engine& engine) { return drive(*command, engine, notes); }, lend_book);
       });
 }
 

@@ -104,9 +104,7 @@ struct Engine::Impl {
                                      ? shard->more_candidates(parts)
                                      : shard->candidates(parts));
       case Command::Want::kLastLogits:
-        return answer_logits(std::max<std::int64_t>(0, shard->last_n_tok() - command.n_row));
-      case Command::Want::kAllLogits:
-        return answer_logits(0);
+        return answer_logits(shard->last_n_tok() - command.n_row);
     }
   }
 
@@ -315,32 +313,23 @@ struct Engine::Impl {
     return decisions;
   }
 
-  // Runs ids in chunks; the last chunk carries what the command wants of it, the ones before only what `each` wants.
-  void extend(Command command, std::span<const std::int32_t> ids, Command::Want each,
-              const ProgressFn& progress) {
+  // Runs ids in chunks. What the command wants it wants of the last of them: candidates of one, logits of n_row, which may lie
+  // in several chunks.
+  void extend(Command command, std::span<const std::int32_t> ids, const ProgressFn& progress) {
     const auto chunk = static_cast<std::size_t>(prepared.config.chunk_tok);
-    const Command::Want last = command.want;
+    const Command::Want wanted = command.want;
+    const std::size_t n_row = wanted == Command::Want::kLastLogits
+                                  ? std::min(static_cast<std::size_t>(command.n_row), ids.size())
+                                  : 1;
     const auto begin = Clock::now();
     for (std::size_t at = 0; at < ids.size(); at += chunk) {
       const std::size_t n = std::min(chunk, ids.size() - at);
-      command.want = at + n == ids.size() ? last : each;
+      const std::size_t rest = ids.size() - at - n;
+      command.want = rest < n_row ? wanted : Command::Want::kNothing;
+      command.n_row = static_cast<std::int64_t>(rest < n_row ? std::min(n, n_row - rest) : 0);
       drive(command, ids.subspan(at, n));
       if (progress) progress({Progress::Phase::kPrefill, at + n, ids.size(), seconds_since(begin)});
     }
-  }
-
-  // Rows of logits to `sink`, as the command wants them.
-  void give_rows(Command c, int slot, std::span<const std::int32_t> ids,
-                 const std::function<void(std::span<const float>, std::int64_t)>& sink,
-                 const ProgressFn& progress) {
-    check_ids(slot, ids);
-    c.kind = Command::Kind::kExtend;
-    c.slot = slot;
-    on_rows = [&] { sink(rows, n_rows); };
-    // Let go also when a step or the sink throws: it refers to this call's arguments.
-    const std::unique_ptr<Impl, void (*)(Impl*)> guard(this, [](Impl* i) { i->on_rows = nullptr; });
-    const bool all = c.want == Command::Want::kAllLogits;
-    extend(c, ids, all ? Command::Want::kAllLogits : Command::Want::kNothing, progress);
   }
 
   Comm& world;
@@ -450,7 +439,7 @@ Decision Engine::extend(int slot, std::span<const std::int32_t> ids, const Sampl
   c.repetition = sampler.repetition_penalty;
   c.presence = sampler.presence_penalty;
   c.query = first_query(sampler, draw);
-  impl_->extend(c, ids, Command::Want::kNothing, progress);
+  impl_->extend(c, ids, progress);
   for (;;) {
     std::vector<CandidateResult> results;
     for (const Answer& a : impl_->answers) results.push_back(a.candidates.at(0));
@@ -484,19 +473,23 @@ std::vector<Decision> Engine::step(std::span<const StepPart> parts) {
 void Engine::logits(int slot, std::span<const std::int32_t> ids, bool last_only,
                     const std::function<void(std::span<const float>, std::int64_t)>& sink,
                     const ProgressFn& progress) {
-  if (last_only) return last_logits(slot, ids, 1, sink, progress);
-  Command c;
-  c.want = Command::Want::kAllLogits;
-  impl_->give_rows(c, slot, ids, sink, progress);
+  last_logits(slot, ids, last_only ? 1 : std::ssize(ids), sink, progress);
 }
 
 void Engine::last_logits(int slot, std::span<const std::int32_t> ids, std::int64_t n_row,
                          const std::function<void(std::span<const float>, std::int64_t)>& sink,
                          const ProgressFn& progress) {
+  impl_->check_ids(slot, ids);
   Command c;
+  c.kind = Command::Kind::kExtend;
+  c.slot = slot;
   c.want = Command::Want::kLastLogits;
   c.n_row = n_row;
-  impl_->give_rows(c, slot, ids, sink, progress);
+  impl_->on_rows = [&] { sink(impl_->rows, impl_->n_rows); };
+  // Let go also when a step or the sink throws: it refers to this call's arguments.
+  const std::unique_ptr<Impl, void (*)(Impl*)> guard(impl_.get(),
+                                                     [](Impl* i) { i->on_rows = nullptr; });
+  impl_->extend(c, ids, progress);
 }
 
 void Engine::use_choices(ChoiceUse use) {

@@ -44,8 +44,8 @@ struct RankReport {
   std::uint64_t rss_bytes = 0;     // resident set of the process, now
   std::uint64_t peak_rss_bytes = 0;
   double load_s = 0;
-  ChoiceCounts
-      choices;  // of the stage's layers, the same on all its ranks; zero again after each report
+  // Of the stage's MoE layers, the same on all its ranks; each report takes them away.
+  std::vector<ChoiceCounts> choices;
   std::vector<PointStats> points;  // world and group communicators together, indexed by Point
 };
 
@@ -122,7 +122,7 @@ class Engine {
   void logits(int slot, std::span<const std::int32_t> ids, bool last_only,
               const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,
               const ProgressFn& progress = {});
-  // The same for the last n_row ids, as far as they lie in the last chunk.
+  // The same for the last n_row ids, or all where there are fewer.
   void last_logits(int slot, std::span<const std::int32_t> ids, std::int64_t n_row,
                    const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,
                    const ProgressFn& progress = {});

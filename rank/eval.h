@@ -34,30 +34,42 @@ struct LogitComparison {
   std::int64_t max_abs_row = -1;
 };
 
+// What one row adds to it.
+struct RowComparison {
+  double kld = 0;
+  double max_abs = 0;
+  double max_rel = 0;
+  double top5 = 0;
+  double margin = 0;  // the reference's two largest logits apart
+  bool same = false;  // top 1
+};
+RowComparison compare_row(std::span<const float> run, std::span<const float> reference);
+
 // Rows arrive in any portions; memory grows by one double a row.
 class LogitComparer {
  public:
-  // Throws std::invalid_argument for n_vocab < 1 or a negative margin.
-  explicit LogitComparer(std::int64_t n_vocab, double margin_tol = 0);
+  // n_thread: that share the rows of one add(). Throws std::invalid_argument for n_vocab < 1 or a negative margin.
+  explicit LogitComparer(std::int64_t n_vocab, double margin_tol = 0, int n_thread = 1);
 
   // Whole rows of both, [n_row, n_vocab]. Throws std::invalid_argument for other lengths, and for logits that are NaN or
   // +infinity, naming row and column.
   void add(std::span<const float> run, std::span<const float> reference);
 
   LogitComparison result() const;
+  std::span<const double> klds() const { return klds_; }  // by row
 
  private:
-  void add_row(std::span<const float> run, std::span<const float> reference);
+  void add(const RowComparison& row);
 
   std::int64_t n_vocab_;
   double margin_tol_;
+  int n_thread_;
   LogitComparison sums_;
   double kld_sum_ = 0;
   double top5_sum_ = 0;
   std::int64_t n_top1_ = 0;
   std::int64_t n_top1_decided_ = 0;
   std::vector<double> klds_;
-  std::vector<double> log_p_, log_q_;
 };
 
 }  // namespace k3

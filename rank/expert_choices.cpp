@@ -46,6 +46,9 @@ ChoiceTap::ChoiceTap(Backend& backend, const Plan& plan, int rank, std::int64_t 
   }
   d_ids_ = backend.allocate(static_cast<std::size_t>(width() * max_tok) * sizeof(std::int32_t));
   if (use == ChoiceUse::kForce) {
+    d_wanted_ =
+        backend.allocate(static_cast<std::size_t>(width() * max_tok) * sizeof(std::int32_t));
+    d_weights_ = backend.allocate(static_cast<std::size_t>(n_used_ * max_tok) * sizeof(float));
     d_biases_ =
         backend.allocate(static_cast<std::size_t>(n_moe_ * max_tok * n_expert_) * sizeof(float));
   }
@@ -71,40 +74,63 @@ void ChoiceTap::begin(std::int64_t first, std::int64_t n_tok) {
 }
 
 void ChoiceTap::apply(ExpertStep& step, int layer) const {
-  const std::int64_t m = moe_[index(layer)];
-  auto* ids = reinterpret_cast<std::int32_t*>(d_ids_->data());
-  step.ids = {ids + m * n_tok_ * n_used_, n_tok_, n_used_};
+  const std::int64_t at = moe_[index(layer)] * n_tok_;
+  const auto place = [&](const DeviceBuffer& ids) {
+    return View<std::int32_t>(reinterpret_cast<std::int32_t*>(ids.data()) + at * n_used_, n_tok_,
+                              n_used_);
+  };
+  step.ids = place(*d_ids_);
   if (use_ != ChoiceUse::kForce) return;
-  step.bias = reinterpret_cast<const float*>(d_biases_->data()) + m * n_tok_ * n_expert_;
+  const View<float> unused(reinterpret_cast<float*>(d_weights_->data()), n_tok_, n_used_);
+  backend_.route(place(*d_wanted_), unused, step.logits, step.bias, step.bias_stride,
+                 step.normalise, step.scale);
+  step.bias = reinterpret_cast<const float*>(d_biases_->data()) + at * n_expert_;
   step.bias_stride = n_expert_;
 }
 
 void ChoiceTap::end() {
-  ids_.resize(static_cast<std::size_t>(width() * n_tok_));
-  backend_.download(ids_.data(), d_ids_->data(), ids_.size() * sizeof(std::int32_t));
-  std::vector<std::int32_t> by_token(ids_.size());
+  const std::vector<std::int32_t> taken = take_ids(*d_ids_);
+  if (use_ == ChoiceUse::kRecord) return book_.keep(first_, width(), taken);
+  const std::span<const std::int32_t> kept = book_.at(first_, n_tok_, width());
+  if (use_ == ChoiceUse::kCompare) return count(kept, taken);
+  if (!std::equal(kept.begin(), kept.end(), taken.begin()))
+    throw std::logic_error("a token did not take the experts it was held to, at positions " +
+                           std::to_string(first_) + " to " + std::to_string(first_ + n_tok_ - 1));
+  count(kept, take_ids(*d_wanted_));
+}
+
+// As books have them: token by token.
+std::vector<std::int32_t> ChoiceTap::take_ids(const DeviceBuffer& from) const {
+  std::vector<std::int32_t> by_layer(static_cast<std::size_t>(width() * n_tok_));
+  backend_.download(by_layer.data(), from.data(), by_layer.size() * sizeof(std::int32_t));
+  std::vector<std::int32_t> by_token(by_layer.size());
   for (std::int64_t m = 0; m < n_moe_; ++m) {
     for (std::int64_t t = 0; t < n_tok_; ++t) {
-      std::copy_n(ids_.begin() + (m * n_tok_ + t) * n_used_, n_used_,
+      std::copy_n(by_layer.begin() + (m * n_tok_ + t) * n_used_, n_used_,
                   by_token.begin() + (t * n_moe_ + m) * n_used_);
     }
   }
-  if (use_ == ChoiceUse::kRecord) return book_.keep(first_, width(), by_token);
-  const std::span<const std::int32_t> kept = book_.at(first_, n_tok_, width());
-  if (use_ == ChoiceUse::kForce) {
-    if (!std::equal(kept.begin(), kept.end(), by_token.begin()))
-      throw std::logic_error("a token did not take the experts it was held to, at positions " +
-                             std::to_string(first_) + " to " + std::to_string(first_ + n_tok_ - 1));
-    return;
+  return by_token;
+}
+
+void ChoiceTap::count(std::span<const std::int32_t> kept, std::span<const std::int32_t> now) {
+  if (book_.counts.empty()) {
+    for (std::size_t i = 0; i < moe_.size(); ++i) {
+      if (moe_[i] >= 0) book_.counts.emplace_back().layer = first_layer_ + static_cast<int>(i);
+    }
   }
-  for (std::size_t at = 0; at < kept.size(); at += static_cast<std::size_t>(n_used_)) {
-    const auto before = kept.subspan(at, static_cast<std::size_t>(n_used_));
-    const auto is_new = [&](std::int32_t e) {
+  const auto n_used = static_cast<std::size_t>(n_used_);
+  for (std::size_t place = 0; place * n_used < kept.size(); ++place) {
+    const auto before = kept.subspan(place * n_used, n_used);
+    const auto chosen = now.subspan(place * n_used, n_used);
+    const std::int64_t changed = std::count_if(chosen.begin(), chosen.end(), [&](std::int32_t e) {
       return std::find(before.begin(), before.end(), e) == before.end();
-    };
-    const auto now = by_token.begin() + static_cast<std::ptrdiff_t>(at);
-    const std::int64_t changed = std::count_if(now, now + n_used_, is_new);
-    book_.counts += {n_used_, changed, 1, changed > 0};
+    });
+    ChoiceCounts& c = book_.counts[place % static_cast<std::size_t>(n_moe_)];
+    c.choices += n_used_;
+    c.changed += changed;
+    c.tokens += 1;
+    c.tokens_moved += changed > 0;
   }
 }
 

@@ -13,17 +13,19 @@
 namespace k3 {
 
 enum class ChoiceUse : std::int32_t {
-  kNone,     // choices are left alone
-  kRecord,   // what tokens choose is kept
-  kForce,    // tokens take the experts kept for them, best first, weighed by their own router
+  kNone,    // choices are left alone
+  kRecord,  // what tokens choose is kept
+  kForce,  // tokens take the experts kept for them, best first, weighed by their own router; what they would have
+           // chosen is counted against these
   kCompare,  // tokens choose, and are counted against what is kept
 };
 
-// How choices fell against those kept. One token makes n_expert_used choices in each MoE layer.
+// How a layer's choices fell against those kept. One token makes n_expert_used of them.
 struct ChoiceCounts {
+  int layer = -1;  // -1: of several
   std::int64_t choices = 0;
   std::int64_t changed = 0;       // of them, experts that the token did not have before
-  std::int64_t tokens = 0;        // tokens, once for each MoE layer
+  std::int64_t tokens = 0;        // of several layers: each token once a layer
   std::int64_t tokens_moved = 0;  // of them, those with a changed expert
 
   ChoiceCounts& operator+=(const ChoiceCounts& o) {
@@ -44,7 +46,7 @@ class ChoiceBook {
   std::span<const std::int32_t> at(std::int64_t first, std::int64_t n, std::int64_t width) const;
   void clear() { ids_.clear(); }
 
-  ChoiceCounts counts;  // since someone last set it to zero
+  std::vector<ChoiceCounts> counts;  // by MoE layer, since someone last took them away
 
  private:
   std::vector<std::int32_t> ids_;
@@ -66,6 +68,8 @@ class ChoiceTap {
   void apply(ExpertStep& step, int layer) const;
 
  private:
+  std::vector<std::int32_t> take_ids(const DeviceBuffer& from) const;
+  void count(std::span<const std::int32_t> kept, std::span<const std::int32_t> now);
   std::size_t index(int layer) const { return static_cast<std::size_t>(layer - first_layer_); }
   std::int64_t width() const { return n_moe_ * n_used_; }
 
@@ -78,10 +82,9 @@ class ChoiceTap {
   std::vector<std::int64_t>
       moe_;  // by layer of the stage: its number among those with experts, or -1
   std::int64_t first_ = 0, n_tok_ = 0;
-  std::vector<std::int32_t> ids_;        // of the step: [MoE layer][token][place]
   std::vector<float> biases_;            // of the step, kForce: [MoE layer][token][expert]
-  std::unique_ptr<DeviceBuffer> d_ids_;  // the same on the device
-  std::unique_ptr<DeviceBuffer> d_biases_;
+  std::unique_ptr<DeviceBuffer> d_ids_;  // of the step: [MoE layer][token][place]
+  std::unique_ptr<DeviceBuffer> d_biases_, d_wanted_, d_weights_;  // kForce; wanted: as d_ids_
 };
 
 }  // namespace k3

@@ -40,7 +40,7 @@ struct Command {
     kReport,     // say how you are (gather of encoded RankReports)
     kStop,
   };
-  enum class Want : std::int32_t { kNothing, kCandidates, kLastLogits, kAllLogits };
+  enum class Want : std::int32_t { kNothing, kCandidates, kLastLogits };
 
   // A decode step fits into one broadcast; longer id lists follow in a second one.
   static constexpr std::size_t kInlineIds = 32;
@@ -55,7 +55,7 @@ struct Command {
   std::int32_t to_slot = 0;    // kFork
   std::uint64_t saved = 0;     // kSave, kRestore, kForget
   ChoiceUse use = ChoiceUse::kNone;  // kChoices
-  std::int64_t n_row = 1;            // rows wanted with kLastLogits, of those the step has
+  std::int64_t n_row = 1;            // kLastLogits: rows wanted, at most as many as the step has
   std::int64_t length = 0;           // kFabricate
   std::uint64_t seed = 0;            // kFabricate
   float repetition = 1;
@@ -75,7 +75,7 @@ struct Answer {
   std::int32_t first_nonfinite = 0;
   std::int32_t stop_requested = 0;
   std::vector<CandidateResult> candidates;  // kCandidates: one a part that wants a token
-  std::vector<float> logits;                // rows of this rank's band, kLastLogits and kAllLogits
+  std::vector<float> logits;                // rows of this rank's band, kLastLogits
 };
 std::vector<std::byte> to_bytes(const Answer& answer);
 Answer answer_from_bytes(std::span<const std::byte> bytes);

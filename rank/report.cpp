@@ -23,19 +23,21 @@ void describe_process(RankReport& report) {
 std::vector<std::byte> to_bytes(const RankReport& r) {
   nlohmann::json points = nlohmann::json::array();
   for (const PointStats& p : r.points) points.push_back({p.calls, p.bytes, p.seconds});
-  const nlohmann::json j = {
-      {"rank", r.rank},
-      {"host", r.host},
-      {"device", r.device},
-      {"plan_bytes", r.plan_bytes},
-      {"weight_bytes", r.weight_bytes},
-      {"state_bytes", r.state_bytes},
-      {"work_bytes", r.work_bytes},
-      {"rss_bytes", r.rss_bytes},
-      {"peak_rss_bytes", r.peak_rss_bytes},
-      {"load_s", r.load_s},
-      {"choices", {r.choices.choices, r.choices.changed, r.choices.tokens, r.choices.tokens_moved}},
-      {"points", points}};
+  nlohmann::json choices = nlohmann::json::array();
+  for (const ChoiceCounts& c : r.choices)
+    choices.push_back({c.layer, c.choices, c.changed, c.tokens, c.tokens_moved});
+  const nlohmann::json j = {{"rank", r.rank},
+                            {"host", r.host},
+                            {"device", r.device},
+                            {"plan_bytes", r.plan_bytes},
+                            {"weight_bytes", r.weight_bytes},
+                            {"state_bytes", r.state_bytes},
+                            {"work_bytes", r.work_bytes},
+                            {"rss_bytes", r.rss_bytes},
+                            {"peak_rss_bytes", r.peak_rss_bytes},
+                            {"load_s", r.load_s},
+                            {"choices", choices},
+                            {"points", points}};
   const std::string text = j.dump();
   const auto* p = reinterpret_cast<const std::byte*>(text.data());
   return {p, p + text.size()};
@@ -55,8 +57,8 @@ RankReport report_from_bytes(std::span<const std::byte> bytes) {
   j.at("rss_bytes").get_to(r.rss_bytes);
   j.at("peak_rss_bytes").get_to(r.peak_rss_bytes);
   j.at("load_s").get_to(r.load_s);
-  const auto& c = j.at("choices");
-  r.choices = {c.at(0), c.at(1), c.at(2), c.at(3)};
+  for (const auto& c : j.at("choices"))
+    r.choices.push_back({c.at(0), c.at(1), c.at(2), c.at(3), c.at(4)});
   for (const auto& s : j.at("points")) r.points.push_back({s.at(0), s.at(1), s.at(2)});
   return r;
 }

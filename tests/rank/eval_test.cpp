@@ -126,10 +126,10 @@ TEST_CASE("NaN and +inf are refused with side, row and token") {
   LogitComparer c(2);
   c.add(std::vector<float>{0, 0}, std::vector<float>{0, 0});
   CHECK_THROWS_WITH_AS(c.add(std::vector<float>{0, nan}, std::vector<float>{0, 0}),
-                       "run: row 1: token 1: logit is nan", std::invalid_argument);
+                       "row 1: run: token 1: logit is nan", std::invalid_argument);
   CHECK_THROWS_WITH_AS(c.add(std::vector<float>{0, 0},
                              std::vector<float>{std::numeric_limits<float>::infinity(), 0}),
-                       "reference: row 1: token 0: logit is inf", std::invalid_argument);
+                       "row 1: reference: token 0: logit is inf", std::invalid_argument);
 }
 
 TEST_CASE("rows of another length are refused") {

@@ -45,7 +45,9 @@ std::vector<float> run(int ranks, std::uint64_t seed, ChoiceUse use, std::vector
     }
     engine.use_choices(use);
     rows = rows_of(engine);
-    if (counts != nullptr) *counts = engine.reports()[0].choices;
+    const std::vector<RankReport> reports = engine.reports();
+    for (const ChoiceCounts& c : reports[0].choices)
+      if (counts != nullptr) *counts += c;
     engine.stop();
   });
   return rows;
@@ -58,8 +60,10 @@ TEST_CASE("a run held to its own choices gives the same bits, and comparing find
     std::vector<ChoiceBook> books(static_cast<std::size_t>(ranks));
     const std::vector<float> free = run(ranks, 1, ChoiceUse::kNone, books);
     CHECK(free == run(ranks, 1, ChoiceUse::kRecord, books));
-    CHECK(free == run(ranks, 1, ChoiceUse::kForce, books));
-    ChoiceCounts counts;
+    ChoiceCounts counts, held;
+    CHECK(free == run(ranks, 1, ChoiceUse::kForce, books, &held));
+    CHECK(held.choices > 0);
+    CHECK(held.changed == 0);
     CHECK(free == run(ranks, 1, ChoiceUse::kCompare, books, &counts));
     CHECK(counts.tokens > 0);
     CHECK(counts.tokens % static_cast<std::int64_t>(kIds.size()) == 0);
@@ -71,9 +75,13 @@ TEST_CASE("a run held to another model's choices takes them, and is another run"
   std::vector<ChoiceBook> books(1);
   run(1, 2, ChoiceUse::kRecord, books);
   const std::vector<float> free = run(1, 1, ChoiceUse::kNone, books);
-  CHECK(free != run(1, 1, ChoiceUse::kForce, books));  // throws where a choice is not taken
-  ChoiceCounts counts;
+  ChoiceCounts counts, held;
+  // Throws where a choice is not taken.
+  CHECK(free != run(1, 1, ChoiceUse::kForce, books, &held));
+  CHECK(held.changed > 0);
+  CHECK(held.changed < held.choices);
   run(1, 1, ChoiceUse::kCompare, books, &counts);
+  CHECK(held.choices == counts.choices);
   CHECK(counts.changed > 0);
   CHECK(counts.changed <= counts.choices);
   CHECK(counts.tokens_moved <= counts.tokens);

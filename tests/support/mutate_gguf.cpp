@@ -1,6 +1,6 @@
 // Writes a GGUF that is wrong in one chosen way, from a good one of a single part; for tests of the programs.
 //   mutate_gguf IN OUT drop-key KEY | set-string KEY TEXT | set-u32 KEY N | drop-tensor NAME | add-tensor NAME |
-//                      swap-dims NAME | nan NAME
+//                      swap-dims NAME | nan NAME | reverse NAME (an F32 tensor's values, last one first)
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -67,6 +67,12 @@ void change(Model& m, const std::string& how, const std::string& name, const std
   } else if (how == "nan") {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     std::memcpy(m.data[m.tensor(name)].data(), &nan, sizeof nan);
+  } else if (how == "reverse") {
+    std::vector<std::byte>& bytes = m.data[m.tensor(name)];
+    std::vector<float> values(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    std::reverse(values.begin(), values.end());
+    std::memcpy(bytes.data(), values.data(), bytes.size());
   } else {
     throw std::invalid_argument("no such change: " + how);
   }
