@@ -1,147 +1,64 @@
-// k3report: pages made from the logs under results/, so that no number is typed twice.
-#include <cstdio>
-#include <filesystem>
-#include <string>
-#include <vector>
+// k3report: what the measured runs under results/ say, and whether it can be trusted.
+#include <stdexcept>
 
 #include <fmt/core.h>
-#include <nlohmann/json.hpp>
 
 #include "apps/build_info.h"
-#include "apps/job.h"
 #include "apps/local_main.h"
 #include "apps/options.h"
-#include "loader/h5.h"
+#include "apps/report_commands.h"
 
 namespace {
 
 using namespace k3;
 
-constexpr const char* kAbout =
-    "Writes the ladder: a Markdown table of measured runs, one row a log. The words (what was "
-    "done, whether\n"
-    "it was kept) come from ladder.json in the folder of the logs, all numbers from the logs: "
-    "commit, floor,\n"
-    "prediction, median and percentiles. A number that the log lacks is a dash, or the words' "
-    "\"floor\".\n";
-
-constexpr const char* kExamples =
-    "  k3report ladder --results results --out results/ladder.md\n"
-    "  k3report ladder --results results | diff - results/ladder.md\n";
-
-// Three to four digits that matter.
-std::string figure(double v) {
-  return v >= 100 ? fmt::format("{:.1f}", v) : fmt::format("{:.2f}", v);
-}
-
-double number_or(const h5::Group& g, const char* name, double otherwise) {
-  return g.has_attribute(name) ? g.double_attribute(name) : otherwise;
-}
-
-struct Measured {
-  std::string text;
-  std::string unit;
+struct Command {
+  const char* name;
+  const char* about;
+  ReportCommandFn run;
 };
 
-Measured measured_of(const h5::Group& bench) {
-  const auto spread = [&](const std::string& u) {
-    return fmt::format("{} ({} – {}) {}", figure(bench.double_attribute("median_" + u)),
-                       figure(bench.double_attribute("p10_" + u)),
-                       figure(bench.double_attribute("p90_" + u)), u == "tok_s" ? "tok/s" : u);
-  };
-  const std::string command = bench.string_attribute("command");
-  if (command == "decode") return {spread("ms"), "ms"};
-  if (command == "prefill") return {spread("tok_s"), "tok/s"};
-  if (command == "load") {
-    return {fmt::format("{} GB/s, {:.0f} % of a raw parallel read",
-                        figure(bench.double_attribute("load_gb_s")),
-                        100 * bench.double_attribute("load_over_raw")),
-            "GB/s"};
-  }
-  throw std::invalid_argument("a row for a log of k3bench " + command +
-                              ": expected decode, prefill or load");
+constexpr Command kCommands[] = {
+    {"ladder", "the page of measured runs, from their logs", report_ladder},
+    {"verdict", "one run against the others: gate, significance, tier", report_verdict},
+    {"scaling", "tables over numbers of devices, with efficiency", report_scaling},
+    {"plot", "pictures of all of it, as SVG", report_plot},
+    {"verify", "whether receipts, logs and baselines hold", report_verify},
+    {"seal", "receipts of new logs, and the slots pinned anew", report_seal},
+    {"keygen", "a key that seals", report_keygen},
+};
+
+std::string help() {
+  std::string out = "usage:\n";
+  for (const Command& c : kCommands)
+    out += fmt::format("  k3report {:<10} [options]   {}\n", c.name, c.about);
+  return out +
+         "\nk3report ladder --help and so on list the options of each; --version prints the "
+         "build.\n"
+         "\nExit codes:\n" +
+         Manual::kExitCodes;
 }
 
-std::string floor_of(const h5::Group& bench, const std::string& unit, const nlohmann::json& row) {
-  if (row.contains("floor")) return row.at("floor").get<std::string>();
-  const double floor = number_or(bench, unit == "tok/s" ? "floor_tok_s" : "floor_ms", 0);
-  return floor > 0 ? figure(floor) + " " + unit : "–";
-}
-
-std::string row_text(const std::filesystem::path& folder, const nlohmann::json& row) {
-  const auto name = row.at("log").get<std::string>();
-  const h5::File file = h5::File::open((folder / name).string());
-  const h5::Group bench = file.root().open_group("bench");
-  const Measured m = measured_of(bench);
-  const double predicted = number_or(bench, "predicted", 0);
-  const std::string check = bench.has_attribute("check_top1")
-                                ? fmt::format("; top-1 {:.3f}, KLD {:.2g} against exact",
-                                              bench.double_attribute("check_top1"),
-                                              bench.double_attribute("check_kld_mean"))
-                                : "";
-  return fmt::format("| {} | {} | {} | {} | {}{} | {} | `{}` |\n",
-                     bench.string_attribute("commit").substr(0, 7),
-                     row.at("what").get<std::string>(), floor_of(bench, m.unit, row),
-                     predicted > 0 ? fmt::format("{:g} {}", predicted, m.unit) : "–", m.text, check,
-                     row.at("kept").get<std::string>(), name);
-}
-
-std::string lines(const nlohmann::json& words, const char* name) {
+std::string names() {
   std::string out;
-  for (const auto& line : words.at(name)) out += line.get<std::string>() + "\n";
+  for (const Command& c : kCommands) out += (out.empty() ? "" : ", ") + std::string(c.name);
   return out;
 }
 
-std::string ladder(const std::string& folder) {
-  const std::string path = (std::filesystem::path(folder) / "ladder.json").string();
-  nlohmann::json words;
-  try {
-    words = nlohmann::json::parse(read_text(path));
-    std::string out = "# Ladder\n\n" + lines(words, "intro") + "\n";
-    out += "| commit | what | floor | predicted | measured, median (p10 – p90) | kept | log |\n";
-    out += "|---|---|---:|---:|---:|---|---|\n";
-    for (const auto& row : words.at("rows")) out += row_text(folder, row);
-    return out + "\n" + lines(words, "outro");
-  } catch (const nlohmann::json::exception& e) {
-    throw std::invalid_argument(path + ": " + e.what());
+int run(std::vector<std::string> args) {
+  const std::string first = args.empty() ? "" : args[0];
+  if (first == "--help" || first == "-h") return write_out(help()), 0;
+  if (first == "--version") return write_out(version_text("k3report") + "\n"), 0;
+  for (const Command& c : kCommands) {
+    if (first == c.name) return c.run({args.begin() + 1, args.end()});
   }
+  throw std::invalid_argument(
+      (first.empty() ? "a command is missing: " : first + ": not a command; ") + names() +
+      "; k3report --help");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return local_main("k3report", [&] {
-    std::string folder = "results", out;
-    std::vector<std::string> command;
-    Options options(
-        {"k3report", "k3report ladder [--results DIR] [--out FILE]", kAbout, kExamples});
-    options.group("Report");
-    options.text("--results", "DIR", folder, "Where the logs and ladder.json are.");
-    options.text("--out", "FILE", out, "Where to write. [default: standard output]");
-    options.words("COMMAND", command, 1);
-    switch (options.parse(arguments(argc, argv))) {
-      case Options::Outcome::kHelp:
-        write_out(options.help());
-        return 0;
-      case Options::Outcome::kVersion:
-        write_out(version_text("k3report") + "\n");
-        return 0;
-      case Options::Outcome::kRun:
-        break;
-    }
-    if (command != std::vector<std::string>{"ladder"})
-      throw std::invalid_argument(
-          "a command is missing or unknown: expected ladder; k3report --help");
-    const std::string text = ladder(folder);
-    if (out.empty()) {
-      write_out(text);
-      return 0;
-    }
-    std::FILE* file = std::fopen(out.c_str(), "w");
-    const bool written =
-        file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    const bool closed = file != nullptr && std::fclose(file) == 0;
-    if (!written || !closed) throw std::system_error(errno, std::generic_category(), out);
-    return 0;
-  });
+  return local_main("k3report", [&] { return run(arguments(argc, argv)); });
 }

@@ -8,7 +8,7 @@ packages=(
   g++ cmake ninja-build pkg-config git ca-certificates ccache
   openmpi-bin libopenmpi-dev
   libhdf5-dev hdf5-tools
-  libboost-program-options-dev nlohmann-json3-dev libfmt-dev libpcre2-dev libedit-dev libhwloc-dev
+  libboost-program-options-dev nlohmann-json3-dev libfmt-dev libpcre2-dev libedit-dev libhwloc-dev libssl-dev
   doctest-dev
   clang libclang-rt-dev # libFuzzer
 )
