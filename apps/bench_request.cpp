@@ -52,11 +52,16 @@ constexpr const char* kPrefillAbout =
 empty sequence (or from --depth positions, as with decode), after --warmup untimed times. TTFT is the
 time from the ids to the first token's id; tok/s is tokens over TTFT. Medians and percentiles are over
 the repeats. Every repeat must draw the same first id.
+
+With --reuse the --depth positions are a beginning that prompts share, read once and kept: TTFT of
+a prompt that reads all of it, of one that forks it from another slot, and of one that copies it from
+host memory; and whether the logits are equal.
 )";
 
 constexpr const char* kPrefillExamples =
     R"(  k3bench prefill --tokens 512 --chunk 128
   k3bench prefill --synthetic k3-8l --backend cuda --tokens 4096 --chunk 2048 --repeat 3
+  k3bench prefill --depth 1024 --tokens 64 --reuse
 )";
 
 constexpr const char* kLoadAbout =
@@ -299,6 +304,17 @@ bool parse_decode(BenchRequest& r, const std::vector<std::string>& args) {
   return true;
 }
 
+// What is reused must have been read.
+void settle_reuse(BenchRequest& r) {
+  if (r.depth < 1) throw std::invalid_argument("--reuse: needs --depth, the positions to reuse");
+  if (r.fill == Fill::kFabricate)
+    throw std::invalid_argument("--reuse: not with fabricated rows, which no prompt reads");
+  if (r.trace || r.expected || r.ceiling_gb_s || r.ceiling_tflops)
+    throw std::invalid_argument("--reuse: not with --trace, --predict or ceilings");
+  r.fill = Fill::kPrefill;
+  r.config.n_slot = 2;
+}
+
 bool parse_prefill(BenchRequest& r, const std::vector<std::string>& args) {
   Asked a;
   r.n_tok = 512;
@@ -311,6 +327,7 @@ bool parse_prefill(BenchRequest& r, const std::vector<std::string>& args) {
   o.number("--depth", "D", r.depth, "Positions in the sequence before the prompt.");
   o.number("--repeat", "R", r.repeat, "Timed times.");
   o.number("--warmup", "N", r.warmup, "Untimed times before them.");
+  o.flag("--reuse", r.reuse, "Times prompts that share the --depth positions before them.");
   add_fill(o, r, a);
   add_ceilings(o, a);
   o.number(
@@ -336,8 +353,10 @@ bool parse_prefill(BenchRequest& r, const std::vector<std::string>& args) {
   r.ceiling_tflops = positive(o, "--ceiling-tflops", a.ceiling_tflops);
   settle_partial(r, o, a);
   settle_context(r, r.depth + r.n_tok);
+  if (r.reuse) settle_reuse(r);
   keep_common(r);
   keep_option(r, "repeat", std::to_string(r.repeat));
+  keep_option(r, "reuse", r.reuse ? "yes" : "no");
   return true;
 }
 

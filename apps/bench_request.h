@@ -47,6 +47,7 @@ struct BenchRequest {
   std::optional<double> ceiling_gb_s;
   std::optional<double> ceiling_tflops;  // prefill
   bool trace = false;  // decode, prefill: a timeline of phases, after the timed part
+  bool reuse = false;  // prefill: the positions before are read once and kept
   NamedTexts options;  // of the command itself, for the log
 
   bool fabricates() const {

@@ -62,6 +62,7 @@ void bench_trace(BenchSession& s, Engine& engine, const std::function<void()>& s
 // Rank 0, with the others serving.
 void bench_decode(BenchSession& s, Engine& engine);
 void bench_prefill(BenchSession& s, Engine& engine);
+void bench_reuse(BenchSession& s, Engine& engine);
 // The first --check timed ids again, from the same state, given to the engine one by one: the logits that chose them.
 std::vector<float> replay_rows(BenchSession& s, Engine& engine);
 // Holds such rows of the timed path against `exact`'s.

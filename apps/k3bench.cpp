@@ -26,7 +26,9 @@ void measure_text(BenchSession& s, World& world, Comm& comm, const BenchJob& job
   with_bench_engine(s, world, comm, job, config, [&](Engine& engine) {
     begin_bench(s, engine);
     if (job.command == BenchJob::Command::kDecode) bench_decode(s, engine);
-    if (job.command == BenchJob::Command::kPrefill) bench_prefill(s, engine);
+    if (job.command == BenchJob::Command::kPrefill) {
+      s.request.reuse ? bench_reuse(s, engine) : bench_prefill(s, engine);
+    }
     if (job.check > 0) rows = replay_rows(s, engine);
     if (s.log) s.log->ranks("ended", engine.reports());
   });
