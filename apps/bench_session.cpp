@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <stdexcept>
@@ -104,6 +105,33 @@ void record_prediction(BenchSession& s, double measured, const char* unit) {
                     measured, measured / expected));
 }
 
+// What the ranks were priced at before loading against what they then held: the worst of them.
+void record_residency(BenchSession& s, const std::vector<RankReport>& reports) {
+  double held_off = 0, taken_off = 0, priced_sum = 0, taken_sum = 0;
+  for (const RankReport& r : reports) {
+    const auto priced = static_cast<double>(r.priced_bytes),
+               taken = static_cast<double>(r.taken_bytes),
+               held = static_cast<double>(r.weight_bytes - r.mapped_bytes + r.state_bytes +
+                                          r.work_bytes);
+    held_off = std::max(held_off, std::abs(held / priced - 1));
+    if (taken > 0) taken_off = std::max(taken_off, std::abs(taken / priced - 1));
+    priced_sum += priced;
+    taken_sum += taken;
+  }
+  s.record.number("priced_bytes", priced_sum);
+  s.record.number("allocated_off_price", held_off);
+  std::string line =
+      fmt::format("memory: priced at {:.4f} GB before loading; allocated: {:.3f} % off",
+                  priced_sum / 1e9, 100 * held_off);
+  if (taken_sum > 0) {
+    s.record.number("taken_bytes", taken_sum);
+    s.record.number("taken_off_price", taken_off);
+    line += fmt::format("; taken from the devices: {:.4f} GB, {:.3f} % off", taken_sum / 1e9,
+                        100 * taken_off);
+  }
+  s.say(line);
+}
+
 void record_model(BenchSession& s, const Engine& engine, const std::vector<RankReport>& reports) {
   const std::string fingerprint = engine.file().fingerprint();
   BenchRecord& record = s.record;
@@ -160,6 +188,7 @@ void record_model(BenchSession& s, const Engine& engine, const std::vector<RankR
         static_cast<double>(r.state_bytes) / 1e9, static_cast<double>(r.work_bytes) / 1e9,
         r.load_s));
   }
+  record_residency(s, reports);
 }
 
 std::vector<RankReport> begin_bench(BenchSession& s, Engine& engine) {

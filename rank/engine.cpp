@@ -62,6 +62,10 @@ struct Engine::Impl {
     });
     backend.on_load_piece({});
     load_s = seconds_since(begin);
+    // Weights of the file stay mapped on the CPU: its free memory tells nothing of them.
+    const std::uint64_t free = backend.free_bytes();
+    if (prepared.config.backend != "cpu" && free < prepared.free_bytes)
+      taken_bytes = prepared.free_bytes - free;
   }
 
   // ---- both sides of the protocol ---------------------------------------------------------------------------------
@@ -191,6 +195,9 @@ struct Engine::Impl {
     r.weight_bytes = shard->weights().device_bytes() + shard->weights().mapped_bytes();
     r.state_bytes = shard->state_bytes();
     r.work_bytes = shard->work_bytes();
+    r.mapped_bytes = shard->weights().mapped_bytes();
+    r.priced_bytes = prepared.cost.total();
+    r.taken_bytes = taken_bytes;
     r.load_s = load_s;
     if (book != nullptr) r.choices = std::exchange(book->counts, {});
     describe_process(r);
@@ -337,6 +344,7 @@ struct Engine::Impl {
   Prepared prepared;
   std::unique_ptr<Shard> shard;
   double load_s = 0;
+  std::uint64_t taken_bytes = 0;
   std::map<std::uint64_t, std::vector<std::byte>> saved;  // this rank's part of sequences kept
   std::uint64_t n_saved = 0;                              // rank 0: numbers given out
   ChoiceBook* book = nullptr;

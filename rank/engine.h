@@ -41,6 +41,9 @@ struct RankReport {
   std::uint64_t weight_bytes = 0;  // weights on the device (mapped file bytes included)
   std::uint64_t state_bytes = 0;   // KDA state, conv windows, MLA cache
   std::uint64_t work_bytes = 0;    // activations
+  std::uint64_t mapped_bytes = 0;  // of weight_bytes: read where the file is mapped
+  std::uint64_t priced_bytes = 0;  // weights, state and activations as priced before loading
+  std::uint64_t taken_bytes = 0;   // that the device's free memory shrank by; 0 on the CPU
   std::uint64_t rss_bytes = 0;     // resident set of the process, now
   std::uint64_t peak_rss_bytes = 0;
   double load_s = 0;

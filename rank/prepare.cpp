@@ -96,15 +96,16 @@ std::string gib(std::uint64_t bytes) {
 }
 
 // Ranks that share a memory are priced together; no rank allocates before all are known to fit.
-void check_fits(const Prepared& p, Comm& world, const Backend& backend) {
+void check_fits(Prepared& p, Comm& world, const Backend& backend) {
   Price mine;
-  ShardCost cost;
+  const ShardCost& cost = p.cost;
   together(world, [&] {
-    cost = shard_cost(*p.plan, *p.source, backend, world.rank(), shard_options(p.config));
+    p.cost = shard_cost(*p.plan, *p.source, backend, world.rank(), shard_options(p.config));
+    p.free_bytes = backend.free_bytes();
     mine.domain = std::hash<std::string>{}(backend.memory_domain());
     mine.need = cost.total();
     mine.per_position = cost.per_position;
-    mine.free = backend.free_bytes();
+    mine.free = p.free_bytes;
   });
   const auto all = world.all_gather_bytes(Point::kModelCheck, std::as_bytes(std::span(&mine, 1)));
   together(world, [&] {

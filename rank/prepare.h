@@ -22,6 +22,8 @@ struct Prepared {
   std::unique_ptr<WeightSource> source;
   std::unique_ptr<Plan> plan;
   std::string fingerprint;
+  ShardCost cost;                // this rank's, as it was held against
+  std::uint64_t free_bytes = 0;  // what was free then
   std::vector<std::string> warnings;
 };
 

@@ -33,6 +33,9 @@ std::vector<std::byte> to_bytes(const RankReport& r) {
                             {"weight_bytes", r.weight_bytes},
                             {"state_bytes", r.state_bytes},
                             {"work_bytes", r.work_bytes},
+                            {"mapped_bytes", r.mapped_bytes},
+                            {"priced_bytes", r.priced_bytes},
+                            {"taken_bytes", r.taken_bytes},
                             {"rss_bytes", r.rss_bytes},
                             {"peak_rss_bytes", r.peak_rss_bytes},
                             {"load_s", r.load_s},
@@ -54,6 +57,9 @@ RankReport report_from_bytes(std::span<const std::byte> bytes) {
   j.at("weight_bytes").get_to(r.weight_bytes);
   j.at("state_bytes").get_to(r.state_bytes);
   j.at("work_bytes").get_to(r.work_bytes);
+  j.at("mapped_bytes").get_to(r.mapped_bytes);
+  j.at("priced_bytes").get_to(r.priced_bytes);
+  j.at("taken_bytes").get_to(r.taken_bytes);
   j.at("rss_bytes").get_to(r.rss_bytes);
   j.at("peak_rss_bytes").get_to(r.peak_rss_bytes);
   j.at("load_s").get_to(r.load_s);

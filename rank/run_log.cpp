@@ -217,6 +217,11 @@ void RunLog::ranks(const std::string& when, std::span<const RankReport> reports)
                       [](const RankReport& r) { return r.weight_bytes; });
     write_column<U64>(g, "state_bytes", reports, [](const RankReport& r) { return r.state_bytes; });
     write_column<U64>(g, "work_bytes", reports, [](const RankReport& r) { return r.work_bytes; });
+    write_column<U64>(g, "mapped_bytes", reports,
+                      [](const RankReport& r) { return r.mapped_bytes; });
+    write_column<U64>(g, "priced_bytes", reports,
+                      [](const RankReport& r) { return r.priced_bytes; });
+    write_column<U64>(g, "taken_bytes", reports, [](const RankReport& r) { return r.taken_bytes; });
     write_column<U64>(g, "rss_bytes", reports, [](const RankReport& r) { return r.rss_bytes; });
     write_column<U64>(g, "peak_rss_bytes", reports,
                       [](const RankReport& r) { return r.peak_rss_bytes; });

@@ -68,6 +68,7 @@ for ranks in 1 2; do
   run "$ranks" "$bin/k3bench" load --model "$nano" --threads 1
   measured "$name"
   holds "$name" '{load_s} > 0 && {raw_s} > 0 && {load_gb_s} > 0'
+  holds "$name" '{priced_bytes} > 0 && {allocated_off_price} < 0.01'
   [ "$(count raw_bytes)" -eq "$ranks" ] || fail "$name: not a raw read for each rank"
 done
 

@@ -73,6 +73,8 @@ TEST_CASE("a log that was closed holds everything that was said, under the docum
     r1.host = "b";
     r1.rank = 1;
     r1.weight_bytes = 77;
+    r1.priced_bytes = 80;
+    r1.taken_bytes = 81;
     r1.load_s = 2.5;
     r1.points.resize(static_cast<std::size_t>(k3::Point::kCount));
     r1.points[2] = {3, 400, 0.5};
@@ -103,6 +105,8 @@ TEST_CASE("a log that was closed holds everything that was said, under the docum
   const k3::h5::Group ranks = root.open_group("ranks").open_group("loaded");
   CHECK(ranks.open("host").read<std::string>() == std::vector<std::string>{"a", "b"});
   CHECK(ranks.open("weight_bytes").read<std::uint64_t>() == std::vector<std::uint64_t>{0, 77});
+  CHECK(ranks.open("priced_bytes").read<std::uint64_t>() == std::vector<std::uint64_t>{0, 80});
+  CHECK(ranks.open("taken_bytes").read<std::uint64_t>() == std::vector<std::uint64_t>{0, 81});
   CHECK(ranks.open("load_s").read<double>() == std::vector<double>{0, 2.5});
   const auto n_point = static_cast<std::size_t>(k3::Point::kCount);
   CHECK(ranks.strings_attribute("points").size() == n_point);
