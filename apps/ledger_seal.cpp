@@ -71,10 +71,42 @@ void write_lock(const std::string& folder, const Ledger& l) {
   for (const LockLine& line : l.lock) {
     if (line.kind == "baseline" || line.kind == "frontier") slots.insert(line.slot);
   }
-  const auto sealed = [&](const std::string& name) {
+  for (const auto& [name, run] : l.runs) {
+    if (!run.slot.empty()) slots.insert(run.slot);
+  }
+  out.push_back(
+      fmt::format("head {} {}", l.receipts.size(),
+                  l.receipts.empty() ? kNoHash : l.receipts.back().at("hash").get<std::string>()));
+  for (const std::string& slot : slots) {
+    const Pins pins = pins_of(l, slot);
+    for (const auto& [kind, r] : {std::pair{"baseline", pins.newest}, {"frontier", pins.best}}) {
+      out.push_back(r ? fmt::format("{} {} {} {} {}", kind, slot, r->value, r->file, r->commit)
+                      : fmt::format("{} {} 0 - -", kind, slot));
+    }
+  }
+  write_whole(folder + "/baselines.lock", out);
+}
+
+}  // namespace
+
+std::vector<std::string> seal_runs(const std::string& folder, const std::string& key_path,
+                                   const std::string& binary) {
+  Ledger l = read_ledger(folder);
+  const SigningKey key = SigningKey::load(key_path);
+  if (l.keys.count(key.public_hex()) == 0) {
+    throw std::invalid_argument(key_path + ": its public half " + key.public_hex() +
+                                " is not in receipt-keys.txt");
+  }
+  Problems problems;
+  check_receipts(folder, l, problems);
+  for (const std::string& p : problems) {
+    if (p.find(": has no receipt") == std::string::npos) throw std::invalid_argument(p);
+  }
+  const auto sealed = [&](const std::string& file) {
     return std::any_of(l.receipts.begin(), l.receipts.end(),
-                       [&](const json& r) { return r.at("run") == name; });
+                       [&](const json& r) { return r.at("run") == file; });
   };
+  std::vector<const MeasuredRun*> fresh;
   for (const auto& [name, run] : l.runs) {
     if (!sealed(name)) fresh.push_back(&run);
   }

@@ -14,7 +14,8 @@ struct MeasuredRun {
   // loading; not finished).
   std::string slot;
   double value = 0;  // in the metric's unit
-  double floor = 0;  // what bytes and operations allow at best, in the same unit; 0: the log does not say
+  double floor =
+      0;  // what bytes and operations allow at best, in the same unit; 0: the log does not say
   bool lower_is_better = false;
   bool exact = false;    // the path that the others are held to
   bool checked = false;  // against the exact path:

@@ -21,9 +21,9 @@ struct Slot {
   std::string name() const;
   std::string place() const;  // the name without its engine: what figures may be compared
 
-  double devices() const;  // GPUs; of CPUs, threads
+  double devices() const;      // GPUs; of CPUs, threads
   std::string device() const;  // "H200", "cpu"; "H200 (one rank of 8)"
-  double depth() const;    // positions before; 0 for loading
+  double depth() const;        // positions before; 0 for loading
 };
 
 bool lower_is_better(const std::string& slot);
