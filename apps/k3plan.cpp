@@ -23,6 +23,8 @@ constexpr Command kCommands[] = {
      plan_layout},
     {"fits", "whether a model is fully resident on a node, and how fast it could be at most",
      plan_fits},
+    {"inspect", "what a model's files say and hold; a manifest of it, and what differs from one",
+     plan_inspect},
 };
 
 std::string help() {

@@ -14,5 +14,7 @@ using PlanCommandFn = int (*)(const std::vector<std::string>& args);
 int plan_layout(const std::vector<std::string>& args);
 // What is fully resident on which node.
 int plan_fits(const std::vector<std::string>& args);
+// What a model's files say and hold.
+int plan_inspect(const std::vector<std::string>& args);
 
 }  // namespace k3
