@@ -1,5 +1,7 @@
 #include "apps/device.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <functional>
 #include <span>
@@ -12,7 +14,9 @@
 #include "apps/local_main.h"
 #include "comm/nccl_comm.h"
 #include "comm/peer_comm.h"
+#include "kernels/cpu/places.h"
 #include "kernels/cuda_devices.h"
+#include "kernels/gpu_status.h"
 #include "rank/fault.h"
 
 namespace k3 {
@@ -32,6 +36,34 @@ int pick_device(const RunConfig& config, const LocalGroup& local) {
       fmt::format("--backend cuda: {} ranks on this node, {} devices: start at most one rank a "
                   "device, or give --share-gpu",
                   local.size, n_device));
+}
+
+// "GPU-5f2c01a9-..." as 32 hex digits, which end a CUDA backend's memory_domain().
+std::string digits_of(const std::string& uuid) {
+  std::string out;
+  for (const char c : uuid.substr(uuid.find('-') + 1)) {
+    if (c != '-') out += c;
+  }
+  return out;
+}
+
+// This thread, and those it starts from now on, keep to CPUs near the device, among those that the launcher allows: what they
+// pin lies near it then. Where the system does not know which are near, or none of them is allowed, nothing happens.
+void stay_near(const Backend& backend) {
+  const std::string domain = backend.memory_domain();
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  cpu_set_t near;
+  CPU_ZERO(&near);
+  for (const GpuStatus& gpu : gpu_report().gpus) {
+    const std::string digits = digits_of(gpu.uuid);
+    if (digits.empty() || !domain.ends_with(digits)) continue;
+    for (const int c : cpu::cpus_near(gpu.bus_id)) {
+      if (CPU_ISSET(c, &allowed)) CPU_SET(c, &near);
+    }
+  }
+  if (CPU_COUNT(&near) > 0) sched_setaffinity(0, sizeof near, &near);
 }
 
 // Ranks that would use the same device, unless they were told to.
@@ -69,6 +101,7 @@ RankDevice make_rank_device(const RunConfig& config, World& world, Comm& control
   control.set_time_limit(limit_s > 0 ? std::max(limit_s, kStart_s) : 0);
   together(control,
            [&] { d.backend = make_cuda_backend(pick_device(config, local), config.precision); });
+  if (config.bind) together(control, [&] { stay_near(*d.backend); });
   refuse_sharing(config, *d.backend, control);
   const std::string device = d.backend->describe();
   world.board()->set_device(device.substr(0, device.find(':')));

@@ -25,6 +25,8 @@ constexpr Command kCommands[] = {
      plan_fits},
     {"inspect", "what a model's files say and hold; a manifest of it, and what differs from one",
      plan_inspect},
+    {"check-node", "what would make a job on these hosts fail, hang or crawl; start it as the job",
+     plan_check_node},
 };
 
 std::string help() {

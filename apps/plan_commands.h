@@ -16,5 +16,7 @@ int plan_layout(const std::vector<std::string>& args);
 int plan_fits(const std::vector<std::string>& args);
 // What a model's files say and hold.
 int plan_inspect(const std::vector<std::string>& args);
+// What would make a job fail, hang or crawl on the ranks it is started on.
+int plan_check_node(const std::vector<std::string>& args);
 
 }  // namespace k3

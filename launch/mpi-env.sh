@@ -37,3 +37,16 @@ mpi_network() {
 }
 
 interfaces() { sed -nE 's/^ *([^ ]+):.*/\1/p' /proc/net/dev; }
+
+# A container's first process is its job's own, or it says what it is.
+in_container() {
+  [ -f /.dockerenv ] || [ -f /run/.containerenv ] || ! grep -qxE 'systemd|init|launchd|runit|s6-svscan|openrc-init' /proc/1/comm
+}
+
+# root_is_meant <yes: --as-root was given>: a job that runs away as root can take the machine along, so root has to be asked for:
+# by --as-root, by Open MPI's own variable, or by being in a container, where everybody is root.
+root_is_meant() {
+  [ "$(id -u)" -ne 0 ] || [ "$1" = yes ] || [ "${OMPI_ALLOW_RUN_AS_ROOT:-0}" = 1 ] || in_container && return 0
+  echo "running as root, which nothing here needs: log in as a user, or give --as-root if it is meant" >&2
+  return 3
+}

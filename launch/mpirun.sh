@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # mpirun with the flags that a small machine, a container or root needs; everything else is passed on:
-#   launch/mpirun.sh [--net tcp|ucx] [--if eth0] [--dry-run] -n 2 build/cpu/bin/k3run --model ...
+#   launch/mpirun.sh [--net tcp|ucx] [--if eth0] [--as-root] [--dry-run] -n 2 build/cpu/bin/k3run --model ...
 # --net, --if: what data between nodes travel over, and by which interface; without them Open MPI chooses.
 # The one place where these flags are written: the tests, quickstart.sh, k3.sbatch and the README all come through here.
 set -euo pipefail
 # shellcheck source=launch/mpi-env.sh
 . "$(dirname "${BASH_SOURCE[0]}")/mpi-env.sh"
 
-net="" interface="" dry=no
+net="" interface="" dry=no as_root=no
 while :; do
   case "${1:-}" in
     --net) net=${2:-} ;;
     --if) interface=${2:-} ;;
     --dry-run) dry=yes && shift && continue ;;
+    --as-root) as_root=yes && shift && continue ;;
     *) break ;;
   esac
   [ $# -ge 2 ] || { echo "mpirun.sh: $1: no value" >&2; exit 2; }
@@ -22,7 +23,7 @@ mpi_network "$net" "$interface"
 
 flags=(--oversubscribe --bind-to none)
 
-# Open MPI refuses root unless told; nobody else should be told.
+root_is_meant $as_root
 [ "$(id -u)" -eq 0 ] && flags+=(--allow-run-as-root)
 
 # A host that is gone without a word (a cut link, no power): Open MPI looks after five minutes, and ranks that give up waiting

@@ -11,7 +11,7 @@ cmake --preset "$preset"
 cmake --build --preset "$preset" --target k3run
 
 prompt="The capital of France is"
-run=(launch/mpirun.sh -n 2 "build/$preset/bin/k3run" --model tests/data/k3-nano/k3-nano.gguf
+run=(launch/mpirun.sh --as-root -n 2 "build/$preset/bin/k3run" --model tests/data/k3-nano/k3-nano.gguf
   --prompt "$prompt" -n 24 --temp 0)
 printf '\n$'
 printf ' %q' "${run[@]}"

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <memory>
 #include <system_error>
+#include <type_traits>
 
 namespace k3::cpu {
 namespace {
@@ -14,6 +15,28 @@ namespace {
 struct TopologyFree {
   void operator()(hwloc_topology_t t) const { hwloc_topology_destroy(t); }
 };
+
+using Topology = std::unique_ptr<std::remove_pointer_t<hwloc_topology_t>, TopologyFree>;
+
+[[noreturn]] void fail(const char* what) {
+  throw std::system_error(errno ? errno : ENOSYS, std::generic_category(),
+                          std::string("hwloc: ") + what);
+}
+
+Topology load_topology(const std::string& xml, bool with_devices) {
+  const auto check = [](bool good) {
+    if (!good) fail("cannot describe this machine");
+  };
+  hwloc_topology_t raw = nullptr;
+  check(hwloc_topology_init(&raw) == 0);
+  Topology topology(raw);
+  // The OpenGL plugin would ask X displays for GPUs, which can take seconds.
+  hwloc_topology_set_components(raw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "gl");
+  if (with_devices) hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+  if (!xml.empty()) check(hwloc_topology_set_xml(raw, xml.c_str()) == 0);
+  check(hwloc_topology_load(raw) == 0);
+  return topology;
+}
 
 bool overlap(const std::vector<int>& a, const std::vector<int>& b) {
   return std::any_of(a.begin(), a.end(),
@@ -43,16 +66,8 @@ std::vector<int> in_order(const std::vector<std::vector<int>>& cores,
 }  // namespace
 
 std::vector<std::vector<int>> machine_cores() {
-  const auto fail = [](const char* what) -> void {
-    throw std::system_error(errno ? errno : ENOSYS, std::generic_category(),
-                            std::string("hwloc: ") + what);
-  };
-  hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) fail("cannot describe this machine");
-  const std::unique_ptr<hwloc_topology, TopologyFree> topology(raw);
-  // Cores are all that is asked. The OpenGL plugin would ask X displays for GPUs, which can take seconds.
-  hwloc_topology_set_components(raw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "gl");
-  if (hwloc_topology_load(raw) != 0) fail("cannot describe this machine");
+  const Topology topology = load_topology({}, false);
+  hwloc_topology_t raw = topology.get();
   std::vector<std::vector<int>> cores;
   const auto type =
       hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_CORE) > 0 ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
@@ -65,7 +80,7 @@ std::vector<std::vector<int>> machine_cores() {
     }
     if (!cpus.empty()) cores.push_back(std::move(cpus));
   }
-  if (cores.empty()) fail("lists no cores");
+  if (cores.empty()) fail("this machine has no cores");
   return cores;
 }
 
@@ -95,6 +110,19 @@ Places place(const std::vector<std::vector<int>>& cores, const std::vector<Claim
   p.cpus.assign(cpus.begin() + static_cast<std::ptrdiff_t>(before),
                 cpus.begin() + static_cast<std::ptrdiff_t>(before) + me.threads);
   return p;
+}
+
+std::vector<int> cpus_near(const std::string& bus_id, const std::string& xml) {
+  const Topology topology = load_topology(xml, true);
+  const hwloc_obj_t device = hwloc_get_pcidev_by_busidstring(topology.get(), bus_id.c_str());
+  if (device == nullptr) return {};
+  const hwloc_obj_t place = hwloc_get_non_io_ancestor_obj(topology.get(), device);
+  if (place == nullptr || place->cpuset == nullptr) return {};
+  if (hwloc_bitmap_isequal(place->cpuset, hwloc_get_root_obj(topology.get())->cpuset)) return {};
+  std::vector<int> cpus;
+  for (int c = hwloc_bitmap_first(place->cpuset); c >= 0; c = hwloc_bitmap_next(place->cpuset, c))
+    cpus.push_back(c);
+  return cpus;
 }
 
 void bind_this_thread(int cpu) {

@@ -30,6 +30,11 @@ struct Places {
 Places place(const std::vector<std::vector<int>>& cores, const std::vector<Claim>& claims,
              std::size_t mine);
 
+// CPUs close to the PCI device ("00000000:17:00.0"): those of its NUMA domain, ascending, from hwloc. Empty where the system
+// does not know the device, or has nothing nearer than the whole machine. `xml`: a machine described in a file (lstopo's) instead of
+// this one. Throws std::system_error where hwloc cannot tell.
+std::vector<int> cpus_near(const std::string& bus_id, const std::string& xml = {});
+
 // Binds the calling thread to one CPU. Throws std::system_error naming it.
 void bind_this_thread(int cpu);
 

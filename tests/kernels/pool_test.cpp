@@ -6,6 +6,8 @@
 #include <numeric>
 #include <set>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -167,6 +169,16 @@ TEST_CASE(
   const Places many = place(two_sockets(), {{{0, 1}, 2}, {{0, 1}, 1}}, 1);
   CHECK(many.cpus.empty());
   CHECK(many.crowded);
+}
+
+TEST_CASE("the CPUs near a device are those of its NUMA domain, whatever length its number has") {
+  const std::string two = K3_TEST_DATA "/two-gpus.xml";
+  CHECK(cpus_near("0000:17:00.0", two) == std::vector<int>{0, 1});
+  CHECK(cpus_near("00000000:AA:00.0", two) == std::vector<int>{2, 3});
+  // Near no part of the machine more than another; not there at all.
+  CHECK(cpus_near("0000:c1:00.0", two).empty());
+  CHECK(cpus_near("0000:01:00.0", two).empty());
+  CHECK_THROWS_AS(cpus_near("0000:01:00.0", "/no/such/file.xml"), std::system_error);
 }
 
 }  // namespace k3::cpu

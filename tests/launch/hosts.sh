@@ -26,6 +26,7 @@ declare -A network=(
   [ucx]="--net ucx --if eth0 -x UCX_TLS=tcp,self -x UCX_LOG_LEVEL=info -x UCX_LOG_FILE=$scratch/ucx.log"
 )
 k3run=("$bin/k3run" --model "$nano" --threads 1 --temp 0 --ignore-eos --prompt "Once upon a time")
+program=("${k3run[@]}")
 
 # over <network> <hosts and slots> <ranks> <more of k3run>: mpirun on h1. More ranks than cores on this machine, if not on a host.
 over() {
@@ -33,7 +34,7 @@ over() {
   shift 3
   # shellcheck disable=SC2086
   in_host h1 timeout 90 "$mpirun" ${network[$net]} --mca plm_rsh_agent "$rsh_agent" --mca mpi_yield_when_idle 1 -H "$hosts" -n "$n" \
-    "${k3run[@]}" "$@" >"$scratch/out" 2>"$scratch/err"
+    "${program[@]}" "$@" >"$scratch/out" 2>"$scratch/err"
 }
 
 # received <host>: bytes so far. /sys shows the networks of whoever mounted it.
@@ -61,6 +62,16 @@ for net in tcp ucx; do
 done
 
 grep -q 'tcp/eth0' "$scratch/ucx.log" || fail "ucx: UCX does not say that it was used"
+
+# ---- what they say of themselves ---------------------------------------------------------------------------------------
+program=("$bin/k3plan" check-node --model "$nano")
+for net in tcp ucx; do
+  over $net h1:1,h2:1,h3:1 3 || fail "$net: check-node: exit code $?"
+  grep -qE '^rank 0/3 \(h1\) - rank 2/3 \(h3\): [0-9.]+ us, [0-9.]+ GB/s, over eth0$' "$scratch/out" ||
+    { cat "$scratch/out" && fail "$net: check-node: no line about h1 and h3"; }
+done
+grep -q ', ucx$' "$scratch/out" || fail "ucx: check-node does not say so"
+program=("${k3run[@]}")
 
 # ---- a slow link ------------------------------------------------------------------------------------------------------
 over tcp h1:1,h2:1,h3:1 3 --tp 3 -n 8
