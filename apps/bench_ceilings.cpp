@@ -60,7 +60,7 @@ Spread time_matmul(Backend& backend, bool large, std::int64_t repeat) {
                  flops / 1e12);
 }
 
-Ceilings measure(Backend& backend, Probe& probe, bool large, const BenchJob& job) {
+Ceilings measure(Backend& backend, DeviceProbe& probe, bool large, const BenchJob& job) {
   Ceilings c;
   const auto bytes = static_cast<std::size_t>(job.most_bytes) / 16 * 16;
   {
@@ -91,8 +91,8 @@ Ceilings measure(Backend& backend, Probe& probe, bool large, const BenchJob& job
   return c;
 }
 
-void record(BenchSession& s, const std::vector<std::vector<std::byte>>& all, const Probe& probe,
-            const std::string& device) {
+void record(BenchSession& s, const std::vector<std::vector<std::byte>>& all,
+            const DeviceProbe& probe, const std::string& device) {
   struct Named {
     const char* name;
     std::string what;
@@ -142,7 +142,7 @@ void bench_ceilings(BenchSession& s, World& world, Comm& comm, const BenchJob& j
   const RankDevice device = make_rank_device(config, world, comm);
   Backend& backend = *device.backend;
   const bool cuda = config.backend == "cuda";
-  std::unique_ptr<Probe> probe;
+  std::unique_ptr<DeviceProbe> probe;
   Ceilings mine;
   together(comm, [&] {
     probe = cuda ? make_cuda_probe(backend.stream()) : make_cpu_probe(config.threads);

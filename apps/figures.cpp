@@ -12,7 +12,7 @@ std::string group_of(const Slot& s) {
   return s.device() + ", " + s.model + ", " + s.quant + ", " + s.context + ", " + s.metric;
 }
 
-std::string row_of(const Ledger& l, const Figure& f, const Figure& base) {
+std::string row_of(const Ledger& l, const SlotFigure& f, const SlotFigure& base) {
   const Slot& s = f.slot;
   const double times = 1 + gain(f.value, base.value, lower_is_better(s.name()));
   const double more = s.devices() / base.slot.devices(), floor = floor_at(l, s);
@@ -29,12 +29,12 @@ std::string row_of(const Ledger& l, const Figure& f, const Figure& base) {
 
 }  // namespace
 
-std::vector<Figure> figures_of(const Ledger& l) {
+std::vector<SlotFigure> figures_of(const Ledger& l) {
   std::set<std::string> slots;
   for (const auto& [name, run] : l.runs) {
     if (!run.slot.empty()) slots.insert(run.slot);
   }
-  std::vector<Figure> out;
+  std::vector<SlotFigure> out;
   for (const std::string& slot : slots) {
     if (const MeasuredRun* best = pins_of(l, slot).best)
       out.push_back({Slot::parse(slot, false), best->value, false, best->file});
@@ -44,7 +44,7 @@ std::vector<Figure> figures_of(const Ledger& l) {
       out.push_back({Slot::parse(line.slot, true), line.value, true, line.run + ": " + line.rest});
   }
   std::sort(out.begin(), out.end(),
-            [](const Figure& a, const Figure& b) { return a.slot.name() < b.slot.name(); });
+            [](const SlotFigure& a, const SlotFigure& b) { return a.slot.name() < b.slot.name(); });
   return out;
 }
 
@@ -61,7 +61,7 @@ double floor_at(const Ledger& l, const Slot& slot) {
 
 std::map<std::string, std::map<std::string, Series>> scaling_groups(const Ledger& l) {
   std::map<std::string, std::map<std::string, Series>> groups;
-  for (const Figure& f : figures_of(l)) groups[group_of(f.slot)][f.slot.engine].push_back(f);
+  for (const SlotFigure& f : figures_of(l)) groups[group_of(f.slot)][f.slot.engine].push_back(f);
   for (auto& [name, engines] : groups) {
     std::set<std::string> begun;
     // One device has no choice of what data travel over: the figure of "k3-fast" is where "k3-fast+peer" begins, too.
@@ -71,7 +71,7 @@ std::map<std::string, std::map<std::string, Series>> scaling_groups(const Ledger
         series.insert(series.begin(), alone->second.begin(), alone->second.end());
         begun.insert(alone->first);
       }
-      std::stable_sort(series.begin(), series.end(), [](const Figure& a, const Figure& b) {
+      std::stable_sort(series.begin(), series.end(), [](const SlotFigure& a, const SlotFigure& b) {
         return a.slot.devices() < b.slot.devices();
       });
     }
@@ -94,7 +94,7 @@ std::string scaling_table(const Ledger& l) {
     out += "| engine | node | value | speed-up | efficiency | of the floor | from |\n";
     out += "|---|---|---:|---:|---:|---:|---|\n";
     for (const auto& [engine, series] : engines) {
-      for (const Figure& f : series) out += row_of(l, f, series.front());
+      for (const SlotFigure& f : series) out += row_of(l, f, series.front());
     }
   }
   return out;

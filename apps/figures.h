@@ -9,7 +9,7 @@
 
 namespace k3 {
 
-struct Figure {
+struct SlotFigure {
   Slot slot;
   double value = 0;
   bool peer = false;
@@ -17,7 +17,7 @@ struct Figure {
 };
 
 // The frontier of each slot of ours, and every peer's figure; sorted by the slot's name.
-std::vector<Figure> figures_of(const Ledger& l);
+std::vector<SlotFigure> figures_of(const Ledger& l);
 
 // The best floor that a log of the same node, model, quantization, context and metric gives; 0 where none does.
 double floor_at(const Ledger& l, const Slot& slot);
@@ -25,7 +25,7 @@ double floor_at(const Ledger& l, const Slot& slot);
 // The figures of what differs in nothing but the number of devices (and engines): by device, model, quantization, context
 // and metric, then by engine. Groups without ours, and those where no engine was
 // measured on two nodes, are left out.
-using Series = std::vector<Figure>;  // by number of devices, then node
+using Series = std::vector<SlotFigure>;  // by number of devices, then node
 std::map<std::string, std::map<std::string, Series>> scaling_groups(const Ledger& l);
 
 // The table of them: speed-up and efficiency over the smallest number of devices, and the share of the floor.

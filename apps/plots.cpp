@@ -122,7 +122,7 @@ std::string depth_plot(const Ledger& l) {
   std::map<std::string, std::map<std::string, std::map<double, double>>> panels;
   std::map<std::string, std::map<double, double>> floors;
   std::set<std::string> ours;
-  for (const Figure& f : figures_of(l)) {
+  for (const SlotFigure& f : figures_of(l)) {
     const Slot& s = f.slot;
     if (s.metric != "decode_ms") continue;
     const std::string panel = s.model + " on " + s.node + ", " + s.quant + ", batch 1";
@@ -163,7 +163,7 @@ std::string scaling_plot(const Ledger& l) {
     std::vector<std::pair<double, std::string>> nodes;
     std::string metric;
     for (const auto& [engine, series] : engines) {
-      for (const Figure& f : series) nodes.emplace_back(f.slot.devices(), f.slot.node);
+      for (const SlotFigure& f : series) nodes.emplace_back(f.slot.devices(), f.slot.node);
       metric = series.front().slot.metric;
     }
     std::sort(nodes.begin(), nodes.end());
@@ -183,7 +183,7 @@ std::string scaling_plot(const Ledger& l) {
     for (const auto& [devices, node] : nodes) p.x_ticks.emplace_back(place(node), node);
     for (const auto& [engine, series] : engines) {
       LinePanel::Line line{engine, color_of(engine), {}, false};
-      for (const Figure& f : series) line.points.emplace_back(place(f.slot.node), f.value);
+      for (const SlotFigure& f : series) line.points.emplace_back(place(f.slot.node), f.value);
       p.lines.push_back(line);
     }
     out.push_back(p);
@@ -297,7 +297,7 @@ std::string ladder_plot(const Ledger& l) {
            kept ? color_of(s.engine) : "#bbb", r->value});
     }
     if (const double floor = floor_at(l, s); floor > 0) p.marks.emplace_back("floor", floor);
-    for (const Figure& f : figures_of(l)) {
+    for (const SlotFigure& f : figures_of(l)) {
       if (f.peer && f.slot.place() == s.place()) p.marks.emplace_back(f.slot.engine, f.value);
     }
     // The longest line is drawn first, and so no label is crossed by another's.

@@ -11,7 +11,7 @@ std::unique_ptr<Backend> make_cuda_backend(int, Precision) {
   throw DeviceError("this build has no CUDA part (nvcc or nccl.h was not found at configure)");
 }
 
-std::unique_ptr<Probe> make_cuda_probe(void*) {
+std::unique_ptr<DeviceProbe> make_cuda_probe(void*) {
   throw DeviceError("this build has no CUDA part (nvcc or nccl.h was not found at configure)");
 }
 

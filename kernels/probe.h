@@ -7,9 +7,9 @@
 namespace k3 {
 
 // Calls take effect in order on the backend's stream and may return before they are done.
-class Probe {
+class DeviceProbe {
  public:
-  virtual ~Probe() = default;
+  virtual ~DeviceProbe() = default;
   // Reads `bytes` (a multiple of 16) once and keeps next to nothing.
   virtual void read(const std::byte* from, std::size_t bytes) = 0;
   // Products and sums with operands at hand; how many operations they are. 0: nothing was done, there is no code for it.
@@ -19,8 +19,8 @@ class Probe {
   virtual void nothing() = 0;
 };
 
-std::unique_ptr<Probe> make_cpu_probe(int threads);
+std::unique_ptr<DeviceProbe> make_cpu_probe(int threads);
 // `stream`: Backend::stream() of a CUDA backend, which must outlive the probe. Throws DeviceError without a CUDA part.
-std::unique_ptr<Probe> make_cuda_probe(void* stream);
+std::unique_ptr<DeviceProbe> make_cuda_probe(void* stream);
 
 }  // namespace k3

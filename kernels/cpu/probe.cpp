@@ -10,7 +10,7 @@
 namespace k3 {
 namespace {
 
-class CpuProbe final : public Probe {
+class CpuProbe final : public DeviceProbe {
  public:
   explicit CpuProbe(int threads)
       : pool_({threads, {}, false}), kept_(static_cast<std::size_t>(pool_.size())) {}
@@ -50,6 +50,8 @@ class CpuProbe final : public Probe {
 
 }  // namespace
 
-std::unique_ptr<Probe> make_cpu_probe(int threads) { return std::make_unique<CpuProbe>(threads); }
+std::unique_ptr<DeviceProbe> make_cpu_probe(int threads) {
+  return std::make_unique<CpuProbe>(threads);
+}
 
 }  // namespace k3

@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
 #endif
 }
 
-class CudaProbe final : public Probe {
+class CudaProbe final : public DeviceProbe {
  public:
   explicit CudaProbe(cudaStream_t stream) : stream_(stream) {
     int device = 0;
@@ -161,7 +161,7 @@ class CudaProbe final : public Probe {
 
 namespace k3 {
 
-std::unique_ptr<Probe> make_cuda_probe(void* stream) {
+std::unique_ptr<DeviceProbe> make_cuda_probe(void* stream) {
   return std::make_unique<cuda::CudaProbe>(static_cast<cudaStream_t>(stream));
 }
 

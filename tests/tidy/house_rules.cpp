@@ -106,6 +106,24 @@ void check_includes(const Room& room, std::string_view path, const std::string& 
 
 }  // namespace
 
+std::vector<std::string> types_in(std::string_view header) {
+  std::vector<std::string> out;
+  std::string scope;
+  // By the house's format: what stands in a namespace is not indented.
+  each_match("\n" + strip(header, false),
+             "\n(?:inline )?namespace ([\\w:]+) \\{|"
+             "\n(?:class|struct|union|enum class|enum) (?:alignas\\(\\w+\\) "
+             ")?(\\w+)(?![\\w<])(?=[^;(\n]*\\{)",
+             [&](const std::smatch& m) {
+               if (m[1].matched) {
+                 scope = m[1].str() + "::";
+               } else {
+                 out.push_back(scope + m[2].str());
+               }
+             });
+  return out;
+}
+
 std::string strip(std::string_view text, bool keep_literals) {
   std::string out;
   std::size_t i = 0;

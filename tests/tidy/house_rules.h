@@ -11,6 +11,9 @@ namespace k3::test {
 // each: "rank/plan.cpp:12: includes <mpi.h>, which rank/ never sees". Empty: nothing.
 std::vector<std::string> broken_rules(std::string_view path, std::string_view text);
 
+// The types that a header defines in its namespaces, "k3::Plan"; those inside other types are left out.
+std::vector<std::string> types_in(std::string_view header);
+
 // `text` without comments, and without the inside of literals unless keep_literals; line ends stay.
 std::string strip(std::string_view text, bool keep_literals);
 

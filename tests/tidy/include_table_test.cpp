@@ -3,12 +3,15 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "tests/tidy/house_rules.h"
 
 namespace fs = std::filesystem;
 using k3::test::broken_rules;
+using k3::test::types_in;
 
 namespace {
 
@@ -42,6 +45,34 @@ TEST_CASE("every source file keeps to the table of who may know what") {
     }
   }
   CHECK(n_file > 20);
+}
+
+TEST_CASE("no two headers define a type of the same name") {
+  // Linked into one program they would share constructors and tables of virtual functions, and no tool need say so.
+  std::map<std::string, std::string> seen;
+  for (const char* folder : {"apps", "rank", "comm", "kernels", "loader"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(K3_SOURCE_DIR) / folder)) {
+      const std::string e = entry.path().extension().string();
+      if (e != ".h" && e != ".cuh") continue;
+      const std::string path = fs::relative(entry.path(), K3_SOURCE_DIR).generic_string();
+      for (const std::string& type : types_in(read(entry.path()))) {
+        const auto at = seen.emplace(type, path).first;
+        if (at->second != path)
+          FAIL_CHECK(path << ": defines " << type << ", as " << at->second << " does");
+      }
+    }
+  }
+  CHECK(seen.size() > 100);
+  CHECK(seen.at("k3::Plan") == "rank/plan.h");
+}
+
+TEST_CASE("types of a header are told with their namespaces") {
+  const auto types = types_in(
+      "namespace k3 {\nclass A;\nstruct B final : C {\n  struct Inner {};\n};\nenum class E : int "
+      "{ kOne };\n"
+      "template <>\nstruct B<int> {\n};\nstruct Declared f(int);\n}\nnamespace k3::h5 {\nclass A "
+      "{\n};\n}\n");
+  CHECK(types == std::vector<std::string>{"k3::B", "k3::E", "k3::h5::A"});
 }
 
 TEST_CASE("the lower rooms include each other only for the block types and the peer view") {
