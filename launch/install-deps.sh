@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the build and the tests need: Debian 12, Ubuntu 24.04. Asks apt only for what is missing, so a second run
 # is done at once. Never touches CUDA, NCCL or drivers: their versions are the site's choice.
-#   launch/install-deps.sh [--tests] [--dev]      --tests: what tests/launch starts; --dev: clang-format and clang-tidy
+#   launch/install-deps.sh [--tests] [--dev] [--dry-run]
+# --tests: what tests/launch starts; --dev: clang-format and clang-tidy; --dry-run: print what would be installed and stop
 set -euo pipefail
 
 packages=(
@@ -12,12 +13,14 @@ packages=(
   doctest-dev
   clang libclang-rt-dev # libFuzzer
 )
+dry=no
 for option in "$@"; do
   case "$option" in
     # A scheduler and hosts of the tests' own. Where systemd runs, Debian starts munged; nothing else runs outside a test.
     --tests) packages+=(slurmctld slurmd slurm-client munge iproute2) ;;
     --dev) packages+=(clang-format-14 clang-tidy-14) ;;
-    *) echo "install-deps: unknown option $option (known: --tests, --dev)" >&2 && exit 2 ;;
+    --dry-run) dry=yes ;;
+    *) echo "install-deps: unknown option $option (known: --tests, --dev, --dry-run)" >&2 && exit 2 ;;
   esac
 done
 
@@ -36,6 +39,10 @@ missing=()
 for p in "${packages[@]}"; do
   dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null | grep -qx installed || missing+=("$p")
 done
+if [ $dry = yes ]; then
+  echo "install-deps: ${#packages[@]} packages needed, ${#missing[@]} missing${missing[*]:+: ${missing[*]}}"
+  exit 0
+fi
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 as_root=()

@@ -1,19 +1,23 @@
 #!/usr/bin/env bash
 # Everything a change is held to: installs, builds, tests (preset cpu), the same under sanitizers and the fuzzers (asan, with
 # clang), and compiles the CUDA part where nvcc is. Every stage runs even if an earlier one failed; the last line says how many tests passed.
-#   launch/test.sh [--no-install] [--full]      --full: the whole golden product and the thread sanitizer too
+#   launch/test.sh [--no-install] [--full] [--dry-run]
+# --full: the whole golden product and the thread sanitizer too; --dry-run: print the commands and stop
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
-install=yes full=no
+install=yes full=no dry=no
 for a in "$@"; do
   case "$a" in
     --no-install) install=no ;;
     --full) full=yes ;;
-    *) echo "test.sh: unknown option $a (known: --no-install, --full)" >&2 && exit 2 ;;
+    --dry-run) dry=yes ;;
+    *) echo "test.sh: unknown option $a (known: --no-install, --full, --dry-run)" >&2 && exit 2 ;;
   esac
 done
-if [ $install = yes ]; then launch/install-deps.sh --tests || exit; fi
+if [ $install = yes ]; then
+  if [ $dry = yes ]; then echo "launch/install-deps.sh --tests"; else launch/install-deps.sh --tests || exit; fi
+fi
 
 total_passed=0 total_failed=0 total_skipped=0
 summary=()
@@ -36,6 +40,10 @@ build() {
 stage() {
   local name=$1 from=$SECONDS report="build/$1.junit.xml" status=0
   printf '\n== %s\n' "$name"
+  if [ $dry = yes ]; then
+    printf 'cmake --preset %s\ncmake --build --preset %s\nctest --preset %s -j %s\n' "$2" "$3" "$4" "$(nproc)"
+    return
+  fi
   rm -f "$report"
   if ! build "$2" "$3"; then
     count "$name" 0 1 0 $((SECONDS - from))
@@ -57,7 +65,7 @@ number() {
   echo "${value:-0}"
 }
 
-mkdir -p build
+[ $dry = yes ] || mkdir -p build
 stage cpu cpu cpu cpu
 stage asan asan asan asan
 stage fuzz asan fuzz fuzz
@@ -71,6 +79,7 @@ if [ $full = yes ]; then
   stage full cpu cpu full
 fi
 
+[ $dry = yes ] && exit 0
 printf '\n'
 printf '%s\n' "${summary[@]}"
 echo "$total_passed passed, $total_failed failed, $total_skipped skipped"
