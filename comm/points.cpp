@@ -30,6 +30,8 @@ const char* point_name(Point point) {
       return "Candidates";
     case Point::kResidency:
       return "Residency";
+    case Point::kSession:
+      return "Session";
     case Point::kCount:
       break;
   }

@@ -21,6 +21,7 @@ enum class Point : std::uint8_t {
   kLogits,        // whole logit rows to rank 0 (evaluation only)
   kCandidates,    // best tokens of each vocabulary band and log-sum-exp, to rank 0
   kResidency,     // per-rank numbers for the log
+  kSession,  // a stored sequence's name and head to all, and what each rank wrote of it to rank 0
   kCount,
 };
 

@@ -14,6 +14,7 @@
 #include "rank/prepare.h"
 #include "rank/protocol.h"
 #include "rank/report.h"
+#include "rank/session.h"
 #include "rank/shard.h"
 
 namespace k3 {
@@ -91,6 +92,11 @@ struct Engine::Impl {
       case Command::Kind::kForget:
         saved.erase(command.saved);
         return;
+      case Command::Kind::kStore:
+        return store_session(session_place(command.slot), session_path, session_ids);
+      case Command::Kind::kLoad:
+        session_ids = load_session(session_place(command.slot), session_path);
+        return;
       case Command::Kind::kFabricate:
         return shard->fabricate(command.slot, command.length, command.seed);
       case Command::Kind::kChoices:
@@ -110,6 +116,10 @@ struct Engine::Impl {
       case Command::Want::kLastLogits:
         return answer_logits(shard->last_n_tok() - command.n_row);
     }
+  }
+
+  SessionPlace session_place(int slot) {
+    return {world, *prepared.plan, *shard, prepared.fingerprint, slot};
   }
 
   // The part that a command about one slot amounts to.
@@ -347,6 +357,8 @@ struct Engine::Impl {
   std::uint64_t taken_bytes = 0;
   std::map<std::uint64_t, std::vector<std::byte>> saved;  // this rank's part of sequences kept
   std::uint64_t n_saved = 0;                              // rank 0: numbers given out
+  std::string session_path;                               // rank 0: what kStore and kLoad are about
+  std::vector<std::int32_t> session_ids;                  // likewise
   ChoiceBook* book = nullptr;
   std::vector<Answer> answers;
   std::vector<float> rows;
@@ -432,6 +444,26 @@ void Engine::restore(std::uint64_t saved, int slot) {
   impl_->keep_command(Command::Kind::kRestore, slot, saved);
 }
 void Engine::forget(std::uint64_t saved) { impl_->keep_command(Command::Kind::kForget, 0, saved); }
+
+void Engine::store(int slot, const std::string& path, std::span<const std::int32_t> ids) {
+  impl_->check_slot(slot);
+  impl_->session_path = path;
+  impl_->session_ids.assign(ids.begin(), ids.end());
+  Command c;
+  c.kind = Command::Kind::kStore;
+  c.slot = slot;
+  impl_->drive(c, {});
+}
+
+std::vector<std::int32_t> Engine::load(int slot, const std::string& path) {
+  impl_->check_slot(slot);
+  impl_->session_path = path;
+  Command c;
+  c.kind = Command::Kind::kLoad;
+  c.slot = slot;
+  impl_->drive(c, {});
+  return impl_->session_ids;
+}
 
 std::int64_t Engine::length(int slot) const { return impl_->shard->length(slot); }
 

@@ -109,6 +109,10 @@ class Engine {
   std::uint64_t save(int slot);
   void restore(std::uint64_t saved, int slot);
   void forget(std::uint64_t saved);
+  // The same on disk, for this or another layout (rank/session.h): `ids` are all that the sequence has read, and what load()
+  // returns. An error is AgreedFault on every rank and ends the job.
+  void store(int slot, const std::string& path, std::span<const std::int32_t> ids);
+  std::vector<std::int32_t> load(int slot, const std::string& path);
   // Positions held by the slot's sequence.
   std::int64_t length(int slot) const;
   // Appends ids to the sequence in chunks and draws the next token from the last position's logits. Throws

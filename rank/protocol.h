@@ -35,6 +35,8 @@ struct Command {
     kSave,       // every rank keeps its part of the slot's sequence under the number `saved`
     kRestore,    // the slot holds what was kept under `saved`
     kForget,     // drops it
+    kStore,      // the slot's sequence goes to a session file, whose name follows
+    kLoad,       // and comes back into the slot
     kFabricate,  // the slot holds `length` made-up positions
     kChoices,    // what becomes of expert choices from now on (`use`)
     kReport,     // say how you are (gather of encoded RankReports)

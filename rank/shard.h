@@ -51,6 +51,30 @@ class Shard {
   // The slot's sequence as host bytes, this rank's part; restore() puts it into any slot.
   std::vector<std::byte> save(int slot) const;
   void restore(int slot, std::span<const std::byte> bytes);
+  // The same layer by layer, in pieces that fit ranks of any layout (State); at the end of a restore the sequence itself: its
+  // length and distinct ids.
+  std::vector<std::byte> save_heads(int slot, int layer) const {
+    return state_->save_heads(backend_, slot, layer);
+  }
+  std::vector<std::byte> save_rows(int slot, int layer) const {
+    return state_->save_rows(backend_, slot, layer, length(slot));
+  }
+  void restore_heads(int slot, int layer, std::span<const std::byte> blob) {
+    state_->restore_heads(backend_, slot, layer, blob);
+  }
+  void restore_rows(int slot, int layer, std::int64_t length, std::span<const std::byte> rows) {
+    state_->restore_rows(backend_, slot, layer, length, rows);
+  }
+  void set_sequence(int slot, std::int64_t length, std::vector<std::int32_t> seen,
+                    std::vector<std::int32_t> generated) {
+    sequences_[static_cast<std::size_t>(slot)] = {length, std::move(seen), std::move(generated)};
+  }
+  const std::vector<std::int32_t>& seen(int slot) const {
+    return sequences_[static_cast<std::size_t>(slot)].seen;
+  }
+  const std::vector<std::int32_t>& generated(int slot) const {
+    return sequences_[static_cast<std::size_t>(slot)].generated;
+  }
   // The slot's sequence becomes `length` positions of made-up state (State::fabricate).
   void fabricate(int slot, std::int64_t length, std::uint64_t seed);
   std::int64_t length(int slot) const { return sequences_[static_cast<std::size_t>(slot)].length; }

@@ -142,6 +142,100 @@ void State::restore(Backend& backend, int slot, std::int64_t length,
   });
 }
 
+std::size_t State::head_bytes(int layer) const {
+  const KdaState& k = kda(layer);
+  return static_cast<std::size_t>(k.head_dim * (k.head_dim + 3 * (k.conv_kernel - 1))) *
+         sizeof(float);
+}
+
+std::size_t State::row_bytes(int layer) const {
+  const MlaCache& c = mla(layer);
+  return static_cast<std::size_t>(c.kv_latent + c.rope) *
+         static_cast<std::size_t>(cache_elem_bytes(c.type));
+}
+
+namespace {
+
+// The window of a slot is [tap][q k v][head][head_dim]; a head's blob has [tap][q k v][head_dim]. f(window index, blob index) for
+// every run of head_dim values.
+template <class F>
+void each_window_run(const KdaState& k, std::int64_t head, const F& f) {
+  for (std::int64_t run = 0; run < 3 * (k.conv_kernel - 1); ++run)
+    f(static_cast<std::size_t>((run * k.n_head + head) * k.head_dim),
+      static_cast<std::size_t>(run * k.head_dim));
+}
+
+struct HeadSizes {
+  std::size_t s, window;  // of all heads, values
+};
+HeadSizes head_sizes(const KdaState& k) {
+  return {static_cast<std::size_t>(k.n_head * k.head_dim * k.head_dim),
+          static_cast<std::size_t>((k.conv_kernel - 1) * 3 * k.n_head * k.head_dim)};
+}
+
+}  // namespace
+
+std::vector<std::byte> State::save_heads(Backend& backend, int slot, int layer) const {
+  const KdaState& k = kda(layer);
+  const HeadSizes n = head_sizes(k);
+  std::vector<float> s(n.s), window(n.window);
+  backend.download(s.data(), k.s + static_cast<std::size_t>(slot) * n.s, n.s * sizeof(float));
+  backend.download(window.data(), k.window + static_cast<std::size_t>(slot) * n.window,
+                   n.window * sizeof(float));
+  const auto s_head = static_cast<std::size_t>(k.head_dim * k.head_dim);
+  const auto run = static_cast<std::size_t>(k.head_dim);
+  std::vector<std::byte> blob(head_bytes(layer) * static_cast<std::size_t>(k.n_head));
+  auto* out = reinterpret_cast<float*>(blob.data());
+  for (std::int64_t h = 0; h < k.n_head; ++h, out += head_bytes(layer) / sizeof(float)) {
+    std::copy_n(s.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(h) * s_head),
+                s_head, out);
+    each_window_run(k, h, [&](std::size_t from, std::size_t to) {
+      std::copy_n(window.begin() + static_cast<std::ptrdiff_t>(from), run, out + s_head + to);
+    });
+  }
+  return blob;
+}
+
+void State::restore_heads(Backend& backend, int slot, int layer, std::span<const std::byte> blob) {
+  const KdaState& k = kda(layer);
+  const HeadSizes n = head_sizes(k);
+  if (blob.size() != head_bytes(layer) * static_cast<std::size_t>(k.n_head))
+    throw std::invalid_argument("heads of another size or number");
+  std::vector<float> s(n.s), window(n.window);
+  const auto s_head = static_cast<std::size_t>(k.head_dim * k.head_dim);
+  const auto run = static_cast<std::size_t>(k.head_dim);
+  const auto* in = reinterpret_cast<const float*>(blob.data());
+  for (std::int64_t h = 0; h < k.n_head; ++h, in += head_bytes(layer) / sizeof(float)) {
+    std::copy_n(in, s_head,
+                s.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(h) * s_head));
+    each_window_run(k, h, [&](std::size_t to, std::size_t from) {
+      std::copy_n(in + s_head + from, run, window.begin() + static_cast<std::ptrdiff_t>(to));
+    });
+  }
+  backend.upload(k.s + static_cast<std::size_t>(slot) * n.s, s.data(), n.s * sizeof(float));
+  backend.upload(k.window + static_cast<std::size_t>(slot) * n.window, window.data(),
+                 n.window * sizeof(float));
+}
+
+std::vector<std::byte> State::save_rows(Backend& backend, int slot, int layer,
+                                        std::int64_t length) const {
+  const MlaCache& c = mla(layer);
+  std::vector<std::byte> rows(row_bytes(layer) * static_cast<std::size_t>(c.shard.rows(length)));
+  backend.download(rows.data(),
+                   c.rows + static_cast<std::size_t>(slot * c.n_ctx) * row_bytes(layer),
+                   rows.size());
+  return rows;
+}
+
+void State::restore_rows(Backend& backend, int slot, int layer, std::int64_t length,
+                         std::span<const std::byte> rows) {
+  const MlaCache& c = mla(layer);
+  if (rows.size() != row_bytes(layer) * static_cast<std::size_t>(c.shard.rows(length)))
+    throw std::invalid_argument("cache rows of another size or number");
+  backend.upload(c.rows + static_cast<std::size_t>(slot * c.n_ctx) * row_bytes(layer), rows.data(),
+                 rows.size());
+}
+
 namespace {
 
 // `count` values of about unit size, times scale, as the cache stores them.

@@ -39,6 +39,17 @@ class State {
   std::vector<std::byte> save(Backend& backend, int slot, std::int64_t length) const;
   void restore(Backend& backend, int slot, std::int64_t length, std::span<const std::byte> bytes);
 
+  // One layer of such a sequence, head by head, [s | window] each, and of MLA the rows that this rank keeps: what does not
+  // depend on how heads are cut. head_bytes() and row_bytes(): of one of them.
+  std::size_t head_bytes(int layer) const;
+  std::size_t row_bytes(int layer) const;
+  std::vector<std::byte> save_heads(Backend& backend, int slot, int layer) const;
+  void restore_heads(Backend& backend, int slot, int layer, std::span<const std::byte> blob);
+  std::vector<std::byte> save_rows(Backend& backend, int slot, int layer,
+                                   std::int64_t length) const;
+  void restore_rows(Backend& backend, int slot, int layer, std::int64_t length,
+                    std::span<const std::byte> rows);
+
   const StateShape& shape() const { return shape_; }
   std::uint64_t bytes() const { return bytes_; }
 

@@ -31,7 +31,7 @@ errors=$(grep -c '"error"' "$output")
 # ---- killed -------------------------------------------------------------------------------------------------------------
 rm -f "$output"*
 begin=$SECONDS done_kills=0 torn=0 most_kb=0 warned=0 moments=""
-mean=$((n / (kills + 2)))
+mean=$((n * 3 / 4 / (kills + 1)))  # the rest is what is answered while a kill is on its way
 while [ "$done_kills" -lt "$kills" ]; do
   start 1 --resume --grace 1
   await_lines $(($(lines "$output") + mean / 2 + RANDOM % mean))
