@@ -149,9 +149,13 @@ std::vector<std::int32_t> prompt_ids(const Json& root, std::string_view line,
   if (!out.is_chat) {
     const Json& prompt = root.at("prompt");
     if (!prompt.is_string()) refuse("prompt", prompt, "a string");
-    return tokenizer.encode(prompt.get_ref<const std::string&>(), defaults.control_tokens
-                                                                      ? ControlText::kRecognised
-                                                                      : ControlText::kAsText);
+    const std::vector<std::int32_t> ids =
+        tokenizer.encode(prompt.get_ref<const std::string&>(),
+                         defaults.control_tokens ? ControlText::kRecognised : ControlText::kAsText);
+    if (ids.empty()) refuse("prompt: is empty");
+    std::vector<std::int32_t> all = defaults.before;
+    all.insert(all.end(), ids.begin(), ids.end());
+    return all;
   }
   ChatRequest chat = parse_chat_json(line, "messages").request;
   if (defaults.effort && !find(root, "reasoning_effort") && !find(root, "thinking_effort") &&

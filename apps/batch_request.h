@@ -30,6 +30,7 @@ struct BatchDefaults {
   bool predict_given = false;  // else a chat's reply gets what the context has room for
   bool ignore_eos = false;
   bool control_tokens = false;
+  std::vector<std::int32_t> before;      // ids that a raw prompt goes on after
   std::optional<ThinkingEffort> effort;  // where a chat names none
   std::int64_t n_ctx = 0;
   std::int64_t n_vocab = 0;

@@ -31,6 +31,10 @@ BatchRun::BatchRun(Engine& engine, const Tokenizer& tokenizer, LineReader& in, B
       piece_tok_(options.reproducible ? kReproduciblePiece : 0),
       prefixes_(static_cast<std::size_t>(options.n_prefix)) {
   for (int slot = engine.config().n_slot; slot-- > 0;) free_slots_.push_back(slot);
+  if (!options.session.empty()) {
+    const std::vector<std::int32_t> ids = engine.load(0, options.session);
+    prefixes_.pin(ids, engine.save(0));
+  }
   stats_.n_before = out.done().count();
 }
 

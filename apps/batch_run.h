@@ -24,6 +24,7 @@ namespace k3 {
 struct BatchOptions {
   bool reproducible = false;  // an answer does not depend on what else is in the batch
   double grace_s = 20;        // running answers may go on for so long once the job is to end
+  std::string session;  // a stored sequence whose state is kept for all prompts that begin with it
   std::int64_t n_prefix = 8;  // states kept for prompts that begin alike; 0: none
 };
 

@@ -13,6 +13,17 @@
 #include "rank/json_text.h"
 
 namespace k3 {
+namespace {
+
+// What a session has read, in one word; nothing where there is none.
+std::string session_name(const std::vector<std::int32_t>& ids) {
+  if (ids.empty()) return "";
+  const std::string_view bytes(reinterpret_cast<const char*>(ids.data()),
+                               ids.size() * sizeof(ids[0]));
+  return fmt::format("{:016x}", line_hash(bytes));
+}
+
+}  // namespace
 
 NamedTexts batch_settings(const RunConfig& config, const BatchDefaults& defaults,
                           const BatchOptions& options, const std::string& fingerprint) {
@@ -25,6 +36,7 @@ NamedTexts batch_settings(const RunConfig& config, const BatchDefaults& defaults
                     {"ctx", fmt::format("{}", defaults.n_ctx)},
                     {"thinking-effort",
                      defaults.effort ? std::string(thinking_effort_name(*defaults.effort)) : ""},
+                    {"session", session_name(defaults.before)},
                     {"reproducible", options.reproducible ? "yes" : "no"}};
   const auto is_one_of = [](const auto& list, const std::string& name) {
     return std::find(list.begin(), list.end(), std::string_view(name)) != list.end();

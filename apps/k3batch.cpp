@@ -14,6 +14,7 @@
 #include "apps/launch_main.h"
 #include "apps/local_main.h"
 #include "apps/options.h"
+#include "apps/run_session.h"
 #include "loader/parts.h"
 #include "rank/fault.h"
 #include "rank/tokenizer.h"
@@ -85,6 +86,9 @@ void add_options(Options& o, Session& s) {
            "How long running requests may go on once the job is asked to end.");
   o.number("--prefixes", "N", s.batch.n_prefix,
            "States kept, in host memory, for prompts that begin alike. 0: none.");
+  o.text("--session", "FILE", s.batch.session,
+         "A sequence that k3run --save-session stored: prompts go on where it ends, and chats that "
+         "begin with it do not read it again.");
   o.choice(
       "--thinking-effort", {"off", "low", "high", "max"}, 3,
       [&s](std::size_t i) {
@@ -149,6 +153,8 @@ void open_files(Session& s, bool predict_given) {
   d.predict_given = predict_given;
   d.ignore_eos = s.config.ignore_eos;
   d.control_tokens = s.config.control_tokens;
+  if (!s.batch.session.empty())
+    d.before = session_ids(s.batch.session, file.fingerprint(), d.n_ctx);
   if (!s.effort.empty()) d.effort = parse_thinking_effort(s.effort);
   s.in = std::make_unique<LineReader>(s.input);
   s.out = std::make_unique<BatchOutput>(s.output, s.resume);

@@ -18,6 +18,7 @@
 #include "apps/local_main.h"
 #include "apps/options.h"
 #include "apps/reply_text.h"
+#include "apps/run_session.h"
 #include "loader/parts.h"
 #include "rank/chat_json.h"
 #include "rank/detokenizer.h"
@@ -87,6 +88,8 @@ struct Session {
   NamedTexts chat_texts;               // the chat's options that were given
   std::optional<ChatRequest> request;  // a chat
   Prompt prompt;
+  SessionOptions stored;
+  std::vector<std::int32_t> before;  // ids that --session has read; prompt.ids go on after them
   std::optional<Tokenizer> tokenizer;
   std::unique_ptr<Terminal> terminal;  // --interactive
   JobNotes notes;
@@ -134,14 +137,23 @@ void encode_prompt(Session& s, bool predict_given) {
   } else if (!s.request->messages.empty()) {
     s.prompt.ids = s.tokenizer->encode_segments(render_chat(*s.request));
   }
+  if (!s.stored.load.empty()) {
+    SessionPrompt p = after_session(session_ids(s.stored.load, file.fingerprint(), n_ctx),
+                                    std::move(s.prompt.ids), s.request.has_value(), s.prompt.where,
+                                    s.stored.load);
+    s.before = std::move(p.before);
+    s.prompt.ids = std::move(p.ids);
+  }
   if (s.prompt.ids.empty() && !s.chat.interactive) {
     throw std::invalid_argument(s.prompt.where + ": the prompt is empty");
   }
   check_ids(s.prompt.ids, model.n_vocab, s.prompt.where);
-  if (std::ssize(s.prompt.ids) > n_ctx) {
-    throw std::invalid_argument(fmt::format(
-        "{}: the prompt has {} tokens, --ctx is {}{} (the model's limit is {})", s.prompt.where,
-        s.prompt.ids.size(), n_ctx, s.config.n_ctx > 0 ? "" : ", the default", model.n_ctx));
+  if (std::ssize(s.before) + std::ssize(s.prompt.ids) > n_ctx) {
+    throw std::invalid_argument(
+        fmt::format("{}: the prompt has {} tokens{}, --ctx is {}{} (the model's limit is {})",
+                    s.prompt.where, s.prompt.ids.size(),
+                    s.before.empty() ? "" : fmt::format(" after {} of --session", s.before.size()),
+                    n_ctx, s.config.n_ctx > 0 ? "" : ", the default", model.n_ctx));
   }
 }
 
@@ -156,6 +168,13 @@ void add_options(Options& options, Session& s) {
                "Reads control tokens such as <|open|> in the prompt as tokens, and writes those "
                "generated. Without it "
                "they are ordinary text in the prompt, and left out of the output.");
+  options.text(
+      "--session", "FILE", s.stored.load,
+      "Goes on where the sequence stored there ends: the prompt is read after it. A chat must "
+      "be the conversation that it has read, and more.");
+  options.text("--save-session", "FILE", s.stored.save,
+               "Stores what has been read, prompt and text, in FILE and one more file a rank; for "
+               "these or other ranks. With -n 0 the prompt alone.");
   add_chat_options(options, s.chat);
   add_sampling_options(options, s.config);
   add_sequence_options(options, s.config);
@@ -191,6 +210,8 @@ std::optional<RunConfig> prepare(Session& s, int argc, char** argv, World& world
   if (!options.given("--model")) s.config.model = default_model();
   check(s.config);
   check_chat_options(options, s.chat);
+  if (s.chat.interactive && (!s.stored.load.empty() || !s.stored.save.empty()))
+    throw std::invalid_argument("--interactive: not with --session or --save-session");
   wants_chat(options) ? read_chat(s, options) : read_prompt(s.prompt, options);
   encode_prompt(s, options.given("--predict"));
   if (s.chat.interactive) {
@@ -250,10 +271,21 @@ std::string ending_text(const Session& s, const Generation& g) {
   return {};
 }
 
+// The last token drawn has not been read; whoever goes on reads it with the rest.
+void save_session(const Session& s, Engine& engine, const Generation& g) {
+  if (s.stored.save.empty()) return;
+  std::vector<std::int32_t> ids = s.before;
+  ids.insert(ids.end(), s.prompt.ids.begin(), s.prompt.ids.end());
+  ids.insert(ids.end(), g.ids.begin(), g.ids.end());
+  ids.resize(static_cast<std::size_t>(engine.length(0)));
+  engine.store(0, s.stored.save, ids);
+  print_line(fmt::format("{}: {} positions stored", s.stored.save, ids.size()));
+}
+
 Generation generate(Session& s, Engine& engine, const Generator::Sink& sink) {
   Generator generator(engine, *s.tokenizer, s.notes.log.get());
   if (s.notes.log) s.notes.log->prompt(s.prompt.ids);
-  engine.reset(0);
+  s.stored.load.empty() ? engine.reset(0) : void(engine.load(0, s.stored.load));
   std::uint64_t n_read = 0;
   Generation g = generator.run(
       s.prompt.ids, {engine.config().n_predict, s.config.ignore_eos}, sink,
@@ -266,6 +298,7 @@ Generation generate(Session& s, Engine& engine, const Generator::Sink& sink) {
     throw Interrupted(fmt::format("stopped on request after {} of {} prompt tokens", n_read,
                                   s.prompt.ids.size()));
   }
+  save_session(s, engine, g);
   return g;
 }
 

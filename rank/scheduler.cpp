@@ -89,14 +89,20 @@ bool PrefixStore::has(std::span<const std::int32_t> ids) const {
   });
 }
 
+void PrefixStore::pin(std::span<const std::int32_t> ids, std::uint64_t saved) {
+  entries_.push_back({{ids.begin(), ids.end()}, saved, ++clock_, true});
+  ++n_pinned_;
+}
+
 std::vector<std::uint64_t> PrefixStore::add(std::span<const std::int32_t> ids,
                                             std::uint64_t saved) {
-  entries_.push_back({{ids.begin(), ids.end()}, saved, ++clock_});
+  entries_.push_back({{ids.begin(), ids.end()}, saved, ++clock_, false});
   std::vector<std::uint64_t> dropped;
-  while (entries_.size() > capacity_) {
+  while (entries_.size() > capacity_ + n_pinned_) {
     const auto oldest =
-        std::min_element(entries_.begin(), entries_.end(),
-                         [](const Entry& a, const Entry& b) { return a.used < b.used; });
+        std::min_element(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) {
+          return a.pinned != b.pinned ? b.pinned : a.used < b.used;
+        });
     dropped.push_back(oldest->saved);
     entries_.erase(oldest);
   }

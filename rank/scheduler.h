@@ -59,6 +59,8 @@ class PrefixStore {
   bool has(std::span<const std::int32_t> ids) const;
   // Returns the numbers that are to be forgotten now.
   std::vector<std::uint64_t> add(std::span<const std::int32_t> ids, std::uint64_t saved);
+  // One that stays, beside the others.
+  void pin(std::span<const std::int32_t> ids, std::uint64_t saved);
   std::size_t size() const { return entries_.size(); }
 
  private:
@@ -66,8 +68,10 @@ class PrefixStore {
     std::vector<std::int32_t> ids;
     std::uint64_t saved = 0;
     std::uint64_t used = 0;
+    bool pinned = false;
   };
   std::size_t capacity_;
+  std::size_t n_pinned_ = 0;
   std::uint64_t clock_ = 0;
   std::vector<Entry> entries_;
 };

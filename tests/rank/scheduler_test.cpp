@@ -115,5 +115,18 @@ TEST_CASE("of kept states the one unused longest goes") {
   CHECK(store.find(counting(12))->saved == 1);
 }
 
+TEST_CASE("a state that is pinned stays, beside as many others as there is room for") {
+  PrefixStore store(1);
+  store.pin(counting(10), 1);
+  CHECK(store.add(counting(20, 5), 2).empty());
+  CHECK(store.add(counting(20, 6), 3) == std::vector<std::uint64_t>{2});
+  CHECK(store.find(counting(12))->saved == 1);
+  CHECK(store.size() == 2);
+  PrefixStore none(0);
+  none.pin(counting(10), 1);
+  CHECK(none.add(counting(20), 2) == std::vector<std::uint64_t>{2});
+  CHECK(none.find(counting(30))->length == 10);
+}
+
 }  // namespace
 }  // namespace k3
