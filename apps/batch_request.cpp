@@ -166,6 +166,30 @@ std::vector<std::int32_t> prompt_ids(const Json& root, std::string_view line,
   return tokenizer.encode_segments(render_chat(chat));
 }
 
+// The shape of files made for hosted batch services: {"custom_id", "method", "url", "body": the request}. `root` and `text` become
+// the body's.
+void unwrap(Json& root, std::string& text) {
+  const Json* body = find(root, "body");
+  if (!body) return;
+  if (!body->is_object()) refuse("body", *body, "an object");
+  for (const auto& item : root.items()) {
+    if (item.key() == "url") {
+      const bool known =
+          item.value() == "/v1/chat/completions" || item.value() == "/v1/completions";
+      if (!known) refuse("url: expected /v1/chat/completions or /v1/completions");
+    } else if (item.key() == "method") {
+      if (item.value() != "POST") refuse("method: expected POST");
+    } else if (item.key() != "id" && item.key() != "custom_id" && item.key() != "body") {
+      refuse(item.key() + ": unknown member beside body");
+    }
+  }
+  const Json inner = *body;
+  if (inner.contains("id") || inner.contains("custom_id") || inner.contains("body"))
+    refuse("body: holds an id or a body");
+  root = inner;
+  text = write_json(root);
+}
+
 void read_line(const InputLine& line, const BatchDefaults& defaults, const Tokenizer& tokenizer,
                BatchRequest& out) {
   if (line.too_long) throw Refused{"line_too_long", "the line is longer than 64 MiB"};
@@ -188,6 +212,8 @@ void read_line(const InputLine& line, const BatchDefaults& defaults, const Token
                   describe_json(root) + ", expected an object with prompt or messages"};
   }
   read_id(root, out.id);
+  std::string text = line.text;
+  unwrap(root, text);
   out.is_chat = find(root, "messages") != nullptr;
   if (out.is_chat == (find(root, "prompt") != nullptr)) {
     refuse(out.is_chat ? "prompt, messages: expected one of the two"
@@ -195,7 +221,7 @@ void read_line(const InputLine& line, const BatchDefaults& defaults, const Token
   }
   check_members(root, out.is_chat);
   read_options(root, defaults, out);
-  out.ids = prompt_ids(root, line.text, defaults, tokenizer, out);
+  out.ids = prompt_ids(root, text, defaults, tokenizer, out);
   if (out.ids.empty()) refuse("prompt: is empty");
   if (std::ssize(out.ids) > defaults.n_ctx) {
     throw Refused{"prompt_too_long", fmt::format("the prompt has {} tokens, --ctx is {}",

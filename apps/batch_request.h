@@ -3,6 +3,8 @@
 //   {"id": "a1", "prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}
 //   {"id": "a2", "messages": [{"role": "user", "content": "Hello"}], "seed": 7, "stop": ["\n\n"]}
 //
+//   {"custom_id": "a3", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
+//
 // Members: id or custom_id (a string or an integer; may be absent); prompt, or messages with what else rank/chat_json.h reads;
 // max_tokens or max_completion_tokens, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, seed, stop (a
 // string or a list of up to 16), logprobs and ignore_eos (booleans). model, metadata and user have no effect. Any other member

@@ -35,7 +35,8 @@ started on. A request is a line of JSON:
 Members: id or custom_id; prompt, or messages with tools, tool_choice, response_format and
 reasoning_effort as in the OpenAI chat format; max_tokens, temperature, top_k, top_p, min_p,
 repetition_penalty, presence_penalty, seed, stop, logprobs, ignore_eos. What a line does not say comes
-from the options below. Blank lines are passed over.
+from the options below. {"custom_id", "method", "url", "body": {...}} of hosted batch services is read,
+too. Blank lines are passed over.
 
 An answer is a line of JSON, in the order in which answers are ready; "line" is the request's line:
   {"id": "a", "line": 1, "line_hash": ..., "text": " Paris.", "finish_reason": "stop", "ids": [...],

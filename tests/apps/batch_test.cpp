@@ -152,6 +152,30 @@ TEST_CASE("a line that is no request says why, and keeps its id where one can be
   CHECK_FALSE(json.contains("text"));
 }
 
+TEST_CASE("lines of hosted batch services are read, and nothing in them is passed over either") {
+  const BatchRequest r = request(
+      R"({"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "ab", "max_tokens": 2}})");
+  REQUIRE_FALSE(r.error);
+  CHECK(r.id == "c");
+  CHECK(r.n_predict == 2);
+  CHECK(r.ids == request(R"({"prompt": "ab"})").ids);
+  const std::string chat =
+      R"("messages": [{"role": "user", "content": "Hello"}], "temperature": 0)";
+  const BatchRequest wrapped = request(R"({"custom_id": 1, "body": {)" + chat + "}}");
+  REQUIRE_FALSE(wrapped.error);
+  CHECK(wrapped.is_chat);
+  CHECK(wrapped.ids == request("{" + chat + "}").ids);
+  for (const char* bad :
+       {R"({"custom_id": 1, "body": 3})",
+        R"({"custom_id": 1, "prompt": "a", "body": {"prompt": "a"}})",
+        R"({"custom_id": 1, "url": "/v1/embeddings", "body": {"prompt": "a"}})",
+        R"({"custom_id": 1, "method": "GET", "body": {"prompt": "a"}})",
+        R"({"body": {"id": 3, "prompt": "a"}})", R"({"custom_id": 1, "body": {"promt": "a"}})"}) {
+    CAPTURE(bad);
+    CHECK(request(bad).error.has_value());
+  }
+}
+
 // An answer fed with the tokens of `text`.
 std::string answer_line(const BatchRequest& r, const std::string& text) {
   BatchAnswer answer(r, nano());
