@@ -99,8 +99,10 @@ RankDevice make_rank_device(const RunConfig& config, World& world, Comm& control
   constexpr double kStart_s = 60;
   const double limit_s = control.time_limit();
   control.set_time_limit(limit_s > 0 ? std::max(limit_s, kStart_s) : 0);
-  together(control,
-           [&] { d.backend = make_cuda_backend(pick_device(config, local), config.precision); });
+  together(control, [&] {
+    d.backend =
+        make_cuda_backend(pick_device(config, local), config.precision, config.reproducible);
+  });
   if (config.bind) together(control, [&] { stay_near(*d.backend); });
   refuse_sharing(config, *d.backend, control);
   const std::string device = d.backend->describe();

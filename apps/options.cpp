@@ -354,6 +354,11 @@ void add_world_options(Options& o, RunConfig& c) {
       "--precision", {"exact", "fast"}, static_cast<std::size_t>(c.precision),
       [&c](std::size_t i) { c.precision = static_cast<Precision>(i); },
       "How CUDA ranks round products: exact (f32 throughout), or fast.");
+  o.flag(
+      "--reproducible", c.reproducible,
+      "A sequence's logits have the same bits whatever else is in its steps and however its "
+      "prompt is cut into chunks. Costs CPU ranks nothing; CUDA ranks need --precision exact and "
+      "take the kernels of many tokens for one, too.");
   o.flag("--share-gpu", c.share_gpu,
          "Let several ranks use one device; their data then go through the host.");
   o.number("--threads", "N", c.threads,

@@ -454,7 +454,9 @@ std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 std::unique_ptr<Backend> make_cpu_backend(int threads);
 
 // The CUDA backend on device `index` (as cuda_devices() counts). Throws DeviceError where the build has no CUDA part, no
-// code for the device's architecture, or the device cannot be used.
-std::unique_ptr<Backend> make_cuda_backend(int index, Precision precision = Precision::kExact);
+// code for the device's architecture, or the device cannot be used. reproducible: a token's results do not depend on how many
+// others share its step; with Precision::kExact only (std::invalid_argument).
+std::unique_ptr<Backend> make_cuda_backend(int index, Precision precision = Precision::kExact,
+                                           bool reproducible = false);
 
 }  // namespace k3

@@ -7,7 +7,7 @@ namespace k3 {
 
 std::vector<CudaDevice> cuda_devices() { return {}; }
 
-std::unique_ptr<Backend> make_cuda_backend(int, Precision) {
+std::unique_ptr<Backend> make_cuda_backend(int, Precision, bool) {
   throw DeviceError("this build has no CUDA part (nvcc or nccl.h was not found at configure)");
 }
 

@@ -29,6 +29,15 @@ void resolve_layout(RunConfig& c, int world) {
       std::to_string(c.layout.world()) + " ranks, this job has " + std::to_string(world));
 }
 
+// Between two ranks there is one way to add.
+void check_sums(const RunConfig& c) {
+  if (!c.reproducible || c.backend != "cuda" || c.comm != "nccl" || c.share_gpu || c.layout.tp <= 2)
+    return;
+  throw std::invalid_argument("--reproducible: the order of NCCL's sums over " +
+                              std::to_string(c.layout.tp) +
+                              " ranks depends on their size; give --comm peer or --comm mpi");
+}
+
 void resolve_sequence(RunConfig& c, const ModelConfig& m) {
   if (c.n_ctx == 0) c.n_ctx = std::min(m.n_ctx, kDefaultContext);
   if (c.n_ctx > m.n_ctx) {
@@ -53,6 +62,7 @@ void open_weights(Prepared& p) {
 
 void open_and_plan(Prepared& p, int world) {
   resolve_layout(p.config, world);
+  check_sums(p.config);
   open_weights(p);
   p.warnings = p.file->warnings();
   const std::string& name = p.file->parts().front().path;

@@ -30,6 +30,7 @@ void each_option(Config& c, const Visit& visit) {
   visit("backend", c.backend);
   visit("comm", c.comm);
   visit("precision", c.precision);
+  visit("reproducible", c.reproducible);
   visit("share-gpu", c.share_gpu);
   visit("threads", c.threads);
   visit("bind", c.bind);
@@ -99,6 +100,11 @@ void check(const RunConfig& c) {
   }
   if (c.comm != "nccl" && c.comm != "peer" && c.comm != "mpi") {
     throw std::invalid_argument(fmt::format("--comm {}: not one of nccl, peer, mpi", c.comm));
+  }
+  if (c.reproducible && c.backend == "cuda" && c.precision == Precision::kFast) {
+    throw std::invalid_argument(
+        "--reproducible: CUDA ranks are so with --precision exact only; fast takes other kernels "
+        "for other numbers of tokens");
   }
   require_range("threads", c.threads, 0, 1024, "per rank; 0: chosen");
   if (c.cpu_kernels != "best" && c.cpu_kernels != "plain" && c.cpu_kernels != "avx2" &&

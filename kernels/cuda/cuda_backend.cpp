@@ -99,7 +99,10 @@ RowBytes row_bytes(const HostBox& box) {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int index, Precision precision) : index_(index), precision_(precision) {
+  CudaBackend(int index, Precision precision, bool reproducible)
+      : index_(index), precision_(precision), reproducible_(reproducible) {
+    if (reproducible && precision == Precision::kFast)
+      throw std::invalid_argument("a reproducible CUDA backend computes with --precision exact");
     check(cudaSetDevice(index), "cudaSetDevice");
     check(cudaGetDeviceProperties(&prop_, index), "cudaGetDeviceProperties");
     if (!has_code_for_device()) {
@@ -272,12 +275,12 @@ class CudaBackend final : public Backend {
     Operand x;
     if (!fast.empty()) x.x = jobs[0].x;
     if (fast.empty() || !cuda::fused_products({&x, 1}, fast, stream_))
-      return cuda::matmul(jobs, stream_);
+      return cuda::matmul(jobs, stream_, reproducible_);
     cuda::matmul(rest, stream_);
   }
   void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head,
                    const Weight& w) override {
-    cuda::head_matmul(y, y_head, x, x_head, w, stream_);
+    cuda::head_matmul(y, y_head, x, x_head, w, stream_, reproducible_);
   }
   void embed(View<float> y, const BatchView& batch, const Weight& table,
              std::int64_t vocab_begin) override {
@@ -335,7 +338,7 @@ class CudaBackend final : public Backend {
   }
   void mla_absorb(View<float> q_abs, View<const float> q, const Weight& k_b,
                   std::int64_t rope) override {
-    cuda::head_matmul(q_abs, k_b.n_out + rope, q, k_b.n_in + rope, k_b, stream_);
+    cuda::head_matmul(q_abs, k_b.n_out + rope, q, k_b.n_in + rope, k_b, stream_, reproducible_);
     cuda::mla_rope_part(q_abs, q, k_b.n_mat, k_b.n_in, k_b.n_out, rope, stream_);
   }
   void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
@@ -346,7 +349,7 @@ class CudaBackend final : public Backend {
     const MlaQueries queries = absorbed(q, cache.kv_latent, cache.rope);
     if (attend_fast({ctx, false}, queries, n_head, scale, cache, batch)) return;
     cuda::mla_attend(ctx, q, n_head, scale, cache, batch,
-                     reinterpret_cast<float*>(partial_->data()), stream_);
+                     reinterpret_cast<float*>(partial_->data()), stream_, reproducible_);
   }
   void mla_attend_part(View<float> part, View<const float> q, std::int64_t n_head, float scale,
                        const MlaCache& cache, const BatchView& batch) override {
@@ -488,6 +491,7 @@ class CudaBackend final : public Backend {
 
   int index_;
   Precision precision_;
+  bool reproducible_;
   cudaDeviceProp prop_{};
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<Staging> staging_;
@@ -500,8 +504,8 @@ class CudaBackend final : public Backend {
 }  // namespace
 }  // namespace cuda
 
-std::unique_ptr<Backend> make_cuda_backend(int index, Precision precision) {
-  return std::make_unique<cuda::CudaBackend>(index, precision);
+std::unique_ptr<Backend> make_cuda_backend(int index, Precision precision, bool reproducible) {
+  return std::make_unique<cuda::CudaBackend>(index, precision, reproducible);
 }
 
 }  // namespace k3

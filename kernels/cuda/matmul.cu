@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kWarps = 4;    // per block
 constexpr int kMaxJobs = 8;  // of one launch
+constexpr std::int64_t kManyTok = 8;
 
 struct Job {
   View<float> y;
@@ -96,19 +97,20 @@ void with_tile(std::int64_t n_row, std::int64_t n_tok, bool vector, const F& f) 
 }
 
 template <class Codec>
-void launch(Jobs& jobs, bool vector, cudaStream_t stream) {
+void launch(Jobs& jobs, bool vector, bool one_tile, cudaStream_t stream) {
   std::int64_t n_row = 0;
   for (int i = 0; i < jobs.n; ++i) n_row += jobs.job[i].w.n_out;
   const std::int64_t n_tok = jobs.job[0].x.rows;
-  with_tile<Codec>(n_row, n_tok, vector, [&]<int kRows, int kTok, bool kVector>() {
-    std::int64_t blocks = 0;
-    for (int i = 0; i < jobs.n; ++i) {
-      jobs.job[i].first_block = blocks;
-      blocks += blocks_for(jobs.job[i].w.n_out, kWarps * kRows);
-    }
-    const dim3 grid(static_cast<unsigned>(blocks), blocks_for(n_tok, kTok));
-    matmul_kernel<Codec, kRows, kTok, kVector><<<grid, kWarps * 32, 0, stream>>>(jobs);
-  });
+  with_tile<Codec>(
+      n_row, one_tile ? kManyTok : n_tok, vector, [&]<int kRows, int kTok, bool kVector>() {
+        std::int64_t blocks = 0;
+        for (int i = 0; i < jobs.n; ++i) {
+          jobs.job[i].first_block = blocks;
+          blocks += blocks_for(jobs.job[i].w.n_out, kWarps * kRows);
+        }
+        const dim3 grid(static_cast<unsigned>(blocks), blocks_for(n_tok, kTok));
+        matmul_kernel<Codec, kRows, kTok, kVector><<<grid, kWarps * 32, 0, stream>>>(jobs);
+      });
   check_launch("matmul_kernel");
 }
 
@@ -127,7 +129,7 @@ bool has_code_for_device() {
 }
 
 // Jobs of one codec go into one launch: the projections of a layer read the same x.
-void matmul(std::span<const MatmulJob> jobs, cudaStream_t stream) {
+void matmul(std::span<const MatmulJob> jobs, cudaStream_t stream, bool one_tile) {
   std::vector<bool> done(jobs.size());
   for (const MatmulJob& j : jobs) check_shapes(j);
   for (std::size_t i = 0; i < jobs.size(); ++i) {
@@ -152,16 +154,16 @@ void matmul(std::span<const MatmulJob> jobs, cudaStream_t stream) {
       group.job[group.n++] = {j.y, j.x, *j.w, 0};
       done[k] = true;
     }
-    with_codec(w, [&]<class Codec>() { launch<Codec>(group, vector, stream); });
+    with_codec(w, [&]<class Codec>() { launch<Codec>(group, vector, one_tile, stream); });
   }
 }
 
 void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head,
-                 const Weight& w, cudaStream_t stream) {
+                 const Weight& w, cudaStream_t stream, bool one_tile) {
   if (w.empty() || y.rows == 0) return;
   const Job job{y, x, w, 0};
   with_codec(w, [&]<class Codec>() {
-    with_tile<Codec>(w.n_out * w.n_mat, y.rows, vector_ok(x, x_head),
+    with_tile<Codec>(w.n_out * w.n_mat, one_tile ? kManyTok : y.rows, vector_ok(x, x_head),
                      [&]<int kRows, int kTok, bool kVector>() {
                        const dim3 grid(blocks_for(w.n_out, kWarps * kRows),
                                        blocks_for(y.rows, kTok), static_cast<unsigned>(w.n_mat));

@@ -193,15 +193,27 @@ void mla_rope_part(View<float> q_abs, View<const float> q, std::int64_t n_head, 
 }
 
 void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
-                const MlaCache& cache, const BatchView& batch, float* partial,
-                cudaStream_t stream) {
+                const MlaCache& cache, const BatchView& batch, float* partial, cudaStream_t stream,
+                bool one_split) {
   if (n_head == 0 || batch.n_tok == 0) return;
+  if (one_split && batch.n_tok > kMaxSplitTok) {
+    for (std::int64_t t = 0; t < batch.n_tok; t += kMaxSplitTok) {
+      BatchView some = batch;
+      some.n_tok = std::min(kMaxSplitTok, batch.n_tok - t);
+      some.pos += t;
+      some.slot += t;
+      mla_attend(ctx.slice(t, some.n_tok), q.slice(t, some.n_tok), n_head, scale, cache, some,
+                 partial, stream, true);
+    }
+    return;
+  }
   const std::int64_t width = cache.kv_latent + cache.rope;
   if (width > 1024) {
     throw std::invalid_argument("mla_attend: cache rows of " + std::to_string(width) +
                                 " values, at most 1024 are supported");
   }
-  const int n_split = split_count(cache.n_ctx, batch.n_tok, n_head, cache.kv_latent);
+  const int n_split =
+      split_count(cache.n_ctx, one_split ? kMaxSplitTok : batch.n_tok, n_head, cache.kv_latent);
   const dim3 grid(static_cast<unsigned>(n_split), static_cast<unsigned>(n_head),
                   static_cast<unsigned>(batch.n_tok));
   const auto shared = static_cast<std::size_t>(kWarps * (cache.kv_latent + 2)) * sizeof(float);

@@ -13,9 +13,10 @@ namespace k3::cuda {
 // matmul.cu
 // Whether this build has code that the current device can run.
 bool has_code_for_device();
-void matmul(std::span<const MatmulJob> jobs, cudaStream_t stream);
+// one_tile: the kernel for many tokens, for one as well: the order of a token's sums is then always the same.
+void matmul(std::span<const MatmulJob> jobs, cudaStream_t stream, bool one_tile = false);
 void head_matmul(View<float> y, std::int64_t y_head, View<const float> x, std::int64_t x_head,
-                 const Weight& w, cudaStream_t stream);
+                 const Weight& w, cudaStream_t stream, bool one_tile = false);
 void embed(View<float> y, const BatchView& batch, const Weight& table, std::int64_t vocab_begin,
            cudaStream_t stream);
 
@@ -65,8 +66,10 @@ void kda_output_gate(View<float> o, View<const float> gate, const float* w, std:
 std::size_t mla_scratch_floats();
 void mla_append(View<const float> c, const float* w, float eps, const MlaCache& cache,
                 const BatchView& batch, cudaStream_t stream);
+// one_split: a cache is cut into as many parts whatever the number of tokens.
 void mla_attend(View<float> ctx, View<const float> q, std::int64_t n_head, float scale,
-                const MlaCache& cache, const BatchView& batch, float* partial, cudaStream_t stream);
+                const MlaCache& cache, const BatchView& batch, float* partial, cudaStream_t stream,
+                bool one_split = false);
 void mla_rope_part(View<float> q_abs, View<const float> q, std::int64_t n_head, std::int64_t nope,
                    std::int64_t kv_latent, std::int64_t rope, cudaStream_t stream);
 void sigmoid_gate(View<float> y, View<const float> gate, cudaStream_t stream);

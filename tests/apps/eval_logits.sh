@@ -32,6 +32,15 @@ below "$(number max_abs)" 1e-3 || fail "synthetic weights on one rank and two: m
 run 1 "$bin/k3eval" logits --synthetic tiny --model "$model" --ids '1 2 3' --out "$scratch/both.f32"
 refuses "a model and a shape" 2 '--model and --synthetic: give one of the two'
 
+# However the prompt is cut: the same bytes.
+run 1 "$bin/k3eval" logits --threads 1 --model "$model" --ids "$ids" --out "$scratch/whole.f32" --reproducible --log "$scratch/run.h5"
+[ "$rc" -eq 0 ] || fail "--reproducible: exit code $rc"
+for chunk in 1 3; do
+  run 1 "$bin/k3eval" logits --threads 2 --model "$model" --ids "$ids" --out "$scratch/cut.f32" --reproducible --chunk $chunk
+  cmp -s "$scratch/whole.f32" "$scratch/cut.f32" || fail "--reproducible: chunks of $chunk give other bits"
+done
+[ "$(h5dump -a chosen/reproducible "$scratch/run.h5" | grep -c '"yes"')" -eq 1 ] || fail "the log does not say --reproducible"
+
 # Rows in another order are another model.
 tail -c +1409 "$scratch/two.f32" >"$scratch/shifted.f32"
 head -c -1408 "$scratch/one.f32" >"$scratch/short.f32"

@@ -16,8 +16,9 @@ grep -qE 'prompt [0-9]+ tokens, TTFT .* ms, prefill .* tok/s, generated 5 tokens
   "$scratch/err" || fail "no summary"
 grep -qE '^k3run .*, 1 rank: --model .*--predict 5 .*--temp 0 ' "$scratch/err" || fail "the options are not printed"
 
-run 2 "$bin/k3run" --model "$nano" --prompt "$question" -n 5 --temp 0 --chunk 2 --cache f32 --log "$scratch/run.h5"
+run 2 "$bin/k3run" --model "$nano" --prompt "$question" -n 5 --temp 0 --chunk 2 --cache f32 --reproducible --log "$scratch/run.h5"
 says "two ranks, chunks of 2" ' Paris. The'
+grep -qE '^k3run .* --reproducible ' "$scratch/err" || fail "--reproducible is not printed"
 h5dump -d tokens/id "$scratch/run.h5" | grep -q '(0): ' || fail "the log holds no ids"
 [ "$(h5dump -a state "$scratch/run.h5" | grep -c '"finished"')" -eq 1 ] || fail "the log is not finished"
 

@@ -20,6 +20,7 @@ RunConfig unusual() {
   c.layout = {3, 2, k3::ShardPolicy::kExpertsOnly, 3};
   c.comm = "mpi";
   c.precision = k3::Precision::kFast;
+  c.reproducible = true;
   c.share_gpu = true;
   c.threads = 7;
   c.bind = false;
@@ -113,6 +114,13 @@ TEST_CASE("a value out of range is refused by the name of its option") {
       },
       "--expert-groups 3");
   refused([](RunConfig& c) { c.backend = "gpu"; }, "--backend gpu");
+  refused(
+      [](RunConfig& c) {
+        c.backend = "cuda";
+        c.precision = k3::Precision::kFast;
+        c.reproducible = true;
+      },
+      "--reproducible");
   refused([](RunConfig& c) { c.threads = -1; }, "--threads -1");
   refused([](RunConfig& c) { c.cpu_kernels = "mmx"; }, "--cpu-kernels mmx");
   refused([](RunConfig& c) { c.time_limit_s = -1; }, "--time-limit -1");
