@@ -28,7 +28,6 @@ BatchRun::BatchRun(Engine& engine, const Tokenizer& tokenizer, LineReader& in, B
       out_(out),
       defaults_(defaults),
       options_(options),
-      piece_tok_(options.reproducible ? kReproduciblePiece : 0),
       prefixes_(static_cast<std::size_t>(options.n_prefix)) {
   for (int slot = engine.config().n_slot; slot-- > 0;) free_slots_.push_back(slot);
   if (!options.session.empty()) {
@@ -136,7 +135,7 @@ void BatchRun::start(Waiting&& waiting, int slot) {
   if (options_.n_prefix > 0) {
     std::vector<std::span<const std::int32_t>> others;
     for (const Waiting& w : waiting_) others.emplace_back(w.request.ids);
-    const std::int64_t cut = choose_cut(r->request.ids, others, kLeastPrefix, multiple());
+    const std::int64_t cut = choose_cut(r->request.ids, others, kLeastPrefix, 1);
     if (cut > r->n_read) r->cut = cut;
   }
   running_.push_back(std::move(r));
@@ -147,7 +146,7 @@ void BatchRun::step() {
   for (const auto& r : running_) {
     work.push_back({r->slot, std::ssize(r->request.ids), r->n_read, r->cut});
   }
-  const auto planned = plan_step(work, {engine_.config().chunk_tok, piece_tok_});
+  const auto planned = plan_step(work, {engine_.config().chunk_tok, 0});
   std::vector<StepPart> parts;
   std::vector<Running*> owners;
   for (const PlannedPart& p : planned) {
@@ -167,19 +166,10 @@ void BatchRun::step() {
     parts.push_back(part);
     owners.push_back(r);
   }
-  const std::vector<Decision> decisions = run_parts(parts);
+  const std::vector<Decision> decisions = engine_.step(parts);
   ++stats_.n_step;
   engine_.clear_timings();
   for (std::size_t i = 0; i < planned.size(); ++i) after_part(*owners[i], planned[i], decisions[i]);
-}
-
-// On CUDA ranks the kernels that run, and with them the order of sums, depend on how many tokens share a step; the CPU's loops
-// take each token by itself.
-std::vector<Decision> BatchRun::run_parts(const std::vector<StepPart>& parts) {
-  if (!options_.reproducible || engine_.config().backend == "cpu") return engine_.step(parts);
-  std::vector<Decision> decisions;
-  for (const StepPart& part : parts) decisions.push_back(engine_.step({&part, 1}).at(0));
-  return decisions;
 }
 
 void BatchRun::after_part(Running& r, const PlannedPart& part, const Decision& d) {

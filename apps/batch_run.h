@@ -22,7 +22,6 @@
 namespace k3 {
 
 struct BatchOptions {
-  bool reproducible = false;  // an answer does not depend on what else is in the batch
   double grace_s = 20;        // running answers may go on for so long once the job is to end
   std::string session;  // a stored sequence whose state is kept for all prompts that begin with it
   std::int64_t n_prefix = 8;  // states kept for prompts that begin alike; 0: none
@@ -69,11 +68,9 @@ class BatchRun {
   bool waits_for_prefix(const BatchRequest& request) const;
   void start(Waiting&& waiting, int slot);
   void step();
-  std::vector<Decision> run_parts(const std::vector<StepPart>& parts);
   void after_part(Running& r, const PlannedPart& part, const Decision& d);
   void keep_prefix(Running& r);
   void finish(Running& r);
-  std::int64_t multiple() const { return options_.reproducible ? piece_tok_ : 1; }
 
   Engine& engine_;
   const Tokenizer& tokenizer_;
@@ -81,7 +78,6 @@ class BatchRun {
   BatchOutput& out_;
   const BatchDefaults& defaults_;
   const BatchOptions options_;
-  const std::int64_t piece_tok_;
   PrefixStore prefixes_;
   std::deque<Waiting> waiting_;
   std::list<std::unique_ptr<Running>> running_;  // in the order in which they began
@@ -90,9 +86,6 @@ class BatchRun {
   const Clock::time_point began_ = Clock::now();
   bool ended_ = false;
 };
-
-// How many prompt tokens are read at once where the answer must not depend on anything else.
-inline constexpr std::int64_t kReproduciblePiece = 64;
 
 // Counts and percentiles into the log's summary.
 void log_stats(RunLog& log, const BatchStats& stats, double seconds);

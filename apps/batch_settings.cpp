@@ -26,7 +26,7 @@ std::string session_name(const std::vector<std::int32_t>& ids) {
 }  // namespace
 
 NamedTexts batch_settings(const RunConfig& config, const BatchDefaults& defaults,
-                          const BatchOptions& options, const std::string& fingerprint) {
+                          const std::string& fingerprint) {
   constexpr std::array kAlways = {
       "predict", "control-tokens",     "ignore-eos",       "temp", "top-k", "top-p",
       "min-p",   "repetition-penalty", "presence-penalty", "seed"};
@@ -37,12 +37,12 @@ NamedTexts batch_settings(const RunConfig& config, const BatchDefaults& defaults
                     {"thinking-effort",
                      defaults.effort ? std::string(thinking_effort_name(*defaults.effort)) : ""},
                     {"session", session_name(defaults.before)},
-                    {"reproducible", options.reproducible ? "yes" : "no"}};
+                    {"reproducible", config.reproducible ? "yes" : "no"}};
   const auto is_one_of = [](const auto& list, const std::string& name) {
     return std::find(list.begin(), list.end(), std::string_view(name)) != list.end();
   };
   for (const auto& [name, value] : describe(config)) {
-    if (is_one_of(kAlways, name) || (options.reproducible && is_one_of(kToTheBit, name))) {
+    if (is_one_of(kAlways, name) || (config.reproducible && is_one_of(kToTheBit, name))) {
       out.emplace_back(name, value);
     }
   }

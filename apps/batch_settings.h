@@ -12,7 +12,7 @@ namespace k3 {
 
 // `fingerprint`: of the model. The layout counts only where answers are promised to be the same to the last bit.
 NamedTexts batch_settings(const RunConfig& config, const BatchDefaults& defaults,
-                          const BatchOptions& options, const std::string& fingerprint);
+                          const std::string& fingerprint);
 
 // `resumed`: compares with what `path` holds and throws std::invalid_argument naming the first setting that differs;
 // otherwise, or where there is no such file, writes it.

@@ -81,8 +81,6 @@ void add_options(Options& o, Session& s) {
          "refused.");
   s.config.n_slot = 8;
   o.number("--slots", "N", s.config.n_slot, "Requests answered at once.");
-  o.flag("--reproducible", s.batch.reproducible,
-         "The same answer whatever else is in the batch and however many --slots there are.");
   o.number("--grace", "SECONDS", s.batch.grace_s,
            "How long running requests may go on once the job is asked to end.");
   o.number("--prefixes", "N", s.batch.n_prefix,
@@ -118,11 +116,6 @@ void check_batch(const Session& s) {
     throw std::invalid_argument(
         fmt::format("--chunk {}: a step has no room for a token of each of --slots {}",
                     s.config.chunk_tok, s.config.n_slot));
-  }
-  if (s.batch.reproducible && s.config.chunk_tok < kReproduciblePiece + s.config.n_slot) {
-    throw std::invalid_argument(
-        fmt::format("--chunk {}: --reproducible with --slots {} needs {} or more",
-                    s.config.chunk_tok, s.config.n_slot, kReproduciblePiece + s.config.n_slot));
   }
   if (!(s.batch.grace_s >= 0 && s.batch.grace_s <= 1e6))
     throw std::invalid_argument(fmt::format("--grace {}: must lie in 0 to 1e6", s.batch.grace_s));
@@ -161,7 +154,7 @@ void open_files(Session& s, bool predict_given) {
   s.out = std::make_unique<BatchOutput>(s.output, s.resume);
   if (s.output != "-") {
     keep_settings(s.output + ".settings.json",
-                  batch_settings(s.config, s.defaults, s.batch, file.fingerprint()),
+                  batch_settings(s.config, s.defaults, file.fingerprint()),
                   s.out->done().count() > 0);
   }
 }
@@ -188,11 +181,9 @@ std::optional<RunConfig> prepare(Session& s, int argc, char** argv, World& world
   }
   if (!s.config.log.empty()) {
     RunFacts facts = run_facts("k3batch", shell_quoted(argc, argv), s.config, world);
-    facts.options.insert(facts.options.end(),
-                         {{"input", s.input},
-                          {"output", s.output},
-                          {"reproducible", s.batch.reproducible ? "yes" : "no"},
-                          {"prefixes", fmt::format("{}", s.batch.n_prefix)}});
+    facts.options.insert(facts.options.end(), {{"input", s.input},
+                                               {"output", s.output},
+                                               {"prefixes", fmt::format("{}", s.batch.n_prefix)}});
     s.notes.log = std::make_unique<RunLog>(s.config.log, facts);
   }
   return s.config;

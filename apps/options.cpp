@@ -357,8 +357,8 @@ void add_world_options(Options& o, RunConfig& c) {
   o.flag(
       "--reproducible", c.reproducible,
       "A sequence's logits have the same bits whatever else is in its steps and however its "
-      "prompt is cut into chunks. Costs CPU ranks nothing; CUDA ranks need --precision exact and "
-      "take the kernels of many tokens for one, too.");
+      "prompt is cut. Costs CPU ranks nothing; CUDA ranks take the kernels of many tokens for one, "
+      "too (--precision exact), or run tokens one by one, prompts included (fast).");
   o.flag("--share-gpu", c.share_gpu,
          "Let several ranks use one device; their data then go through the host.");
   o.number("--threads", "N", c.threads,

@@ -303,6 +303,9 @@ class Backend {
   virtual bool has_graphs() const { return false; }
   // Records the calls `body` makes; run() repeats them. Data calls of Comm on stream() may be among them.
   virtual std::unique_ptr<Replay> capture(const std::function<void()>& body) = 0;
+  // Whether a token's results have the same bits however many others share its step. Where not, those of a step of one token
+  // are always the same.
+  virtual bool token_independent() const = 0;
   // Marks on this stream, and the times between them. The backend must outlive it.
   virtual std::unique_ptr<Timeline> timeline() = 0;
 
@@ -454,8 +457,8 @@ std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 std::unique_ptr<Backend> make_cpu_backend(int threads);
 
 // The CUDA backend on device `index` (as cuda_devices() counts). Throws DeviceError where the build has no CUDA part, no
-// code for the device's architecture, or the device cannot be used. reproducible: a token's results do not depend on how many
-// others share its step; with Precision::kExact only (std::invalid_argument).
+// code for the device's architecture, or the device cannot be used. reproducible: the exact path's kernels are chosen so that
+// token_independent() holds.
 std::unique_ptr<Backend> make_cuda_backend(int index, Precision precision = Precision::kExact,
                                            bool reproducible = false);
 

@@ -280,6 +280,9 @@ struct Engine::Impl {
     }
   }
 
+  // Where the backend's sums depend on the number of tokens, --reproducible runs each by itself.
+  bool one_by_one() const { return prepared.config.reproducible && !backend.token_independent(); }
+
   // One pass for all parts, then as many rounds of candidates as the hardest draw takes.
   std::vector<Decision> step(std::span<const StepPart> parts) {
     std::vector<Decision> decisions(parts.size());
@@ -333,7 +336,7 @@ struct Engine::Impl {
   // Runs ids in chunks. What the command wants it wants of the last of them: candidates of one, logits of n_row, which may lie
   // in several chunks.
   void extend(Command command, std::span<const std::int32_t> ids, const ProgressFn& progress) {
-    const auto chunk = static_cast<std::size_t>(prepared.config.chunk_tok);
+    const auto chunk = static_cast<std::size_t>(one_by_one() ? 1 : prepared.config.chunk_tok);
     const Command::Want wanted = command.want;
     const std::size_t n_row = wanted == Command::Want::kLastLogits
                                   ? std::min(static_cast<std::size_t>(command.n_row), ids.size())
@@ -347,6 +350,30 @@ struct Engine::Impl {
       drive(command, ids.subspan(at, n));
       if (progress) progress({Progress::Phase::kPrefill, at + n, ids.size(), seconds_since(begin)});
     }
+  }
+
+  // One part by itself, in chunks; its decision where it wants one.
+  Decision extend(const StepPart& p, const ProgressFn& progress) {
+    Command c;
+    c.kind = Command::Kind::kExtend;
+    c.want = p.wants_token ? Command::Want::kCandidates : Command::Want::kNothing;
+    c.slot = p.slot;
+    c.generated = p.generated ? 1 : 0;
+    c.repetition = p.sampler.repetition_penalty;
+    c.presence = p.sampler.presence_penalty;
+    c.query = first_query(p.sampler, p.draw);
+    extend(c, p.ids, progress);
+    while (p.wants_token) {
+      std::vector<CandidateResult> results;
+      for (const Answer& a : answers) results.push_back(a.candidates.at(0));
+      const Decision d = decide(p.sampler, c.query, results);
+      if (d.kind == Decision::Kind::kToken) return d;
+      if (d.kind == Decision::Kind::kNotFinite) throw NonFiniteError("no token has a finite logit");
+      c.kind = Command::Kind::kMore;
+      c.query = d.next;
+      drive(c, {});
+    }
+    return {};
   }
 
   Comm& world;
@@ -471,25 +498,13 @@ Decision Engine::extend(int slot, std::span<const std::int32_t> ids, const Sampl
                         std::uint64_t draw, bool generated, const ProgressFn& progress) {
   validate(sampler);
   impl_->check_ids(slot, ids);
-  Command c;
-  c.kind = Command::Kind::kExtend;
-  c.want = Command::Want::kCandidates;
-  c.slot = slot;
-  c.generated = generated ? 1 : 0;
-  c.repetition = sampler.repetition_penalty;
-  c.presence = sampler.presence_penalty;
-  c.query = first_query(sampler, draw);
-  impl_->extend(c, ids, progress);
-  for (;;) {
-    std::vector<CandidateResult> results;
-    for (const Answer& a : impl_->answers) results.push_back(a.candidates.at(0));
-    const Decision d = decide(sampler, c.query, results);
-    if (d.kind == Decision::Kind::kToken) return d;
-    if (d.kind == Decision::Kind::kNotFinite) throw NonFiniteError("no token has a finite logit");
-    c.kind = Command::Kind::kMore;
-    c.query = d.next;
-    impl_->drive(c, {});
-  }
+  StepPart part;
+  part.slot = slot;
+  part.ids = ids;
+  part.generated = generated;
+  part.sampler = sampler;
+  part.draw = draw;
+  return impl_->extend(part, progress);
 }
 
 std::vector<Decision> Engine::step(std::span<const StepPart> parts) {
@@ -507,7 +522,10 @@ std::vector<Decision> Engine::step(std::span<const StepPart> parts) {
     throw std::invalid_argument("a step of " + std::to_string(n_tok) + " tokens: at most " +
                                 std::to_string(impl_->prepared.config.chunk_tok));
   }
-  return impl_->step(parts);
+  if (!impl_->one_by_one()) return impl_->step(parts);
+  std::vector<Decision> decisions;
+  for (const StepPart& p : parts) decisions.push_back(impl_->extend(p, {}));
+  return decisions;
 }
 
 void Engine::logits(int slot, std::span<const std::int32_t> ids, bool last_only,

@@ -101,11 +101,6 @@ void check(const RunConfig& c) {
   if (c.comm != "nccl" && c.comm != "peer" && c.comm != "mpi") {
     throw std::invalid_argument(fmt::format("--comm {}: not one of nccl, peer, mpi", c.comm));
   }
-  if (c.reproducible && c.backend == "cuda" && c.precision == Precision::kFast) {
-    throw std::invalid_argument(
-        "--reproducible: CUDA ranks are so with --precision exact only; fast takes other kernels "
-        "for other numbers of tokens");
-  }
   require_range("threads", c.threads, 0, 1024, "per rank; 0: chosen");
   if (c.cpu_kernels != "best" && c.cpu_kernels != "plain" && c.cpu_kernels != "avx2" &&
       c.cpu_kernels != "avx512") {

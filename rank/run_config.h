@@ -28,7 +28,8 @@ struct RunConfig {
       "nccl";  // what data travel over between CUDA ranks: nccl; peer memory; mpi through the host
   Precision precision = Precision::kExact;  // of products, on CUDA ranks
   // A sequence's logits have the same bits whatever else is in its steps, however its prompt is cut and whenever it joined.
-  // CPU ranks are so always; CUDA ranks take kernels whose sums do not depend on the number of tokens.
+  // CPU ranks are so always; CUDA ranks take kernels whose sums do not depend on the number of tokens (exact), or run every
+  // token by itself (fast).
   bool reproducible = false;
   bool share_gpu = false;  // several ranks may use one device; data then go through the host
   int threads = 0;         // per rank; 0: cores of the node / ranks on the node, at least 1

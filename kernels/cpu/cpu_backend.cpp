@@ -142,6 +142,7 @@ class CpuBackend final : public Backend {
   void zero(void* device, std::size_t bytes) override {
     if (bytes > 0) std::memset(device, 0, bytes);
   }
+  bool token_independent() const override { return true; }
   void synchronize() override {}
   std::unique_ptr<Replay> capture(const std::function<void()>& body) override {
     return std::make_unique<CallReplay>(body);

@@ -101,8 +101,6 @@ class CudaBackend final : public Backend {
  public:
   CudaBackend(int index, Precision precision, bool reproducible)
       : index_(index), precision_(precision), reproducible_(reproducible) {
-    if (reproducible && precision == Precision::kFast)
-      throw std::invalid_argument("a reproducible CUDA backend computes with --precision exact");
     check(cudaSetDevice(index), "cudaSetDevice");
     check(cudaGetDeviceProperties(&prop_, index), "cudaGetDeviceProperties");
     if (!has_code_for_device()) {
@@ -194,6 +192,9 @@ class CudaBackend final : public Backend {
   }
   void synchronize() override { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
   bool has_graphs() const override { return true; }
+  bool token_independent() const override {
+    return reproducible_ && precision_ == Precision::kExact;
+  }
   std::unique_ptr<Replay> capture(const std::function<void()>& body) override {
     check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
           "cudaStreamBeginCapture");

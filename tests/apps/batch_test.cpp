@@ -265,24 +265,23 @@ TEST_CASE("settings that decide answers are compared, others are not") {
   const Folder folder;
   RunConfig c;
   const BatchDefaults d = defaults();
-  BatchOptions options;
   const std::string path = folder.path("settings.json");
-  keep_settings(path, batch_settings(c, d, options, "f"), false);
+  keep_settings(path, batch_settings(c, d, "f"), false);
   c.threads = 7;
   c.n_slot = 3;
   c.layout.tp = 2;
-  CHECK_NOTHROW(keep_settings(path, batch_settings(c, d, options, "f"), true));
+  CHECK_NOTHROW(keep_settings(path, batch_settings(c, d, "f"), true));
   c.sampler.top_k = 3;
-  CHECK_THROWS_WITH_AS(keep_settings(path, batch_settings(c, d, options, "f"), true),
+  CHECK_THROWS_WITH_AS(keep_settings(path, batch_settings(c, d, "f"), true),
                        doctest::Contains("top-k is '3'"), std::invalid_argument);
   c.sampler.top_k = 0;
-  CHECK_THROWS_WITH_AS(keep_settings(path, batch_settings(c, d, options, "g"), true),
+  CHECK_THROWS_WITH_AS(keep_settings(path, batch_settings(c, d, "g"), true),
                        doctest::Contains("fingerprint"), std::invalid_argument);
-  options.reproducible = true;
+  c.reproducible = true;
   const std::string exact = folder.path("exact.json");
-  keep_settings(exact, batch_settings(c, d, options, "f"), false);
+  keep_settings(exact, batch_settings(c, d, "f"), false);
   c.layout.tp = 4;
-  CHECK_THROWS_WITH_AS(keep_settings(exact, batch_settings(c, d, options, "f"), true),
+  CHECK_THROWS_WITH_AS(keep_settings(exact, batch_settings(c, d, "f"), true),
                        doctest::Contains("tp is '4'"), std::invalid_argument);
 }
 

@@ -114,13 +114,6 @@ TEST_CASE("a value out of range is refused by the name of its option") {
       },
       "--expert-groups 3");
   refused([](RunConfig& c) { c.backend = "gpu"; }, "--backend gpu");
-  refused(
-      [](RunConfig& c) {
-        c.backend = "cuda";
-        c.precision = k3::Precision::kFast;
-        c.reproducible = true;
-      },
-      "--reproducible");
   refused([](RunConfig& c) { c.threads = -1; }, "--threads -1");
   refused([](RunConfig& c) { c.cpu_kernels = "mmx"; }, "--cpu-kernels mmx");
   refused([](RunConfig& c) { c.time_limit_s = -1; }, "--time-limit -1");
