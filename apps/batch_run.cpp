@@ -173,6 +173,12 @@ void BatchRun::step() {
 }
 
 void BatchRun::after_part(Running& r, const PlannedPart& part, const Decision& d) {
+  if (d.kind == Decision::Kind::kNotFinite) {
+    r.request.error = {"not_finite", engine_.nonfinite_text(d, r.slot)};
+    ++stats_.n_failed;
+    out_.add(error_line(r.request));
+    return leave(r);
+  }
   if (part.begin >= 0) {
     r.n_read += part.n;
     stats_.n_prompt_tok += part.n;
@@ -210,6 +216,10 @@ void BatchRun::finish(Running& r) {
   stats_.total_s.add(r.times.ttft_s + r.times.later_s);
   stats_.prompt_tok.add(static_cast<double>(r.request.ids.size()));
   stats_.tokens.add(static_cast<double>(n_token));
+  leave(r);
+}
+
+void BatchRun::leave(Running& r) {
   free_slots_.push_back(r.slot);
   running_.remove_if([&](const auto& x) { return x.get() == &r; });
 }

@@ -71,6 +71,7 @@ class BatchRun {
   void after_part(Running& r, const PlannedPart& part, const Decision& d);
   void keep_prefix(Running& r);
   void finish(Running& r);
+  void leave(Running& r);
 
   Engine& engine_;
   const Tokenizer& tokenizer_;

@@ -350,7 +350,7 @@ class Backend {
   virtual void unpack_bands(View<float> a, View<float> b, View<const float> all,
                             std::span<const std::int64_t> a_widths,
                             std::span<const std::int64_t> b_widths) = 0;
-  // first[0] = min(first[0], layer) where x holds a NaN or an infinity. first: device memory.
+  // first[t] = min(first[t], layer) where row t of x holds a NaN or an infinity. first: device memory, [x.rows].
   virtual void note_nonfinite(View<const float> x, std::int32_t layer, std::int32_t* first) = 0;
 
   // ---- KDA (kimi-k3.md section 4); d = n_head * head_dim, this rank's heads -----------------------------------------

@@ -82,6 +82,8 @@ struct Engine::Impl {
         break;
       case Command::Kind::kReset:
         return shard->reset(command.slot);
+      case Command::Kind::kClear:
+        return shard->clear(command.slot);
       case Command::Kind::kFork:
         return shard->fork(command.slot, command.to_slot);
       case Command::Kind::kSave:
@@ -128,7 +130,7 @@ struct Engine::Impl {
     p.slot = command.slot;
     p.n_ids = static_cast<std::int32_t>(ids.size());
     p.generated = command.generated;
-    p.wants_token = command.want == Command::Want::kCandidates ? 1 : 0;
+    p.wants_token = command.want == Command::Want::kCandidates ? command.wants_token : 0;
     p.repetition = command.repetition;
     p.presence = command.presence;
     p.query = command.query;
@@ -138,7 +140,7 @@ struct Engine::Impl {
   void answer_candidates(std::vector<CandidateResult> candidates) {
     Answer a = answer_head();
     a.candidates = std::move(candidates);
-    a.first_nonfinite = shard->first_nonfinite();
+    a.first_nonfinite = shard->take_nonfinite();
     collect(Point::kCandidates, a);
   }
 
@@ -149,7 +151,7 @@ struct Engine::Impl {
       const std::int64_t n = std::min(piece, shard->last_n_tok() - row);
       Answer a = answer_head();
       a.logits = shard->logits({row, n});
-      a.first_nonfinite = shard->first_nonfinite();
+      a.first_nonfinite = shard->take_nonfinite();
       collect(Point::kLogits, a);
       if (world.rank() == 0) join_logits(n);
     }
@@ -167,7 +169,9 @@ struct Engine::Impl {
       answers.push_back(answer_from_bytes(bytes));
     for (const Answer& a : answers) {
       stop = stop || a.stop_requested != 0;
-      first_nonfinite = std::min(first_nonfinite, a.first_nonfinite);
+      first_nonfinite.resize(a.first_nonfinite.size(), Forward::kAllFinite);
+      for (std::size_t i = 0; i < first_nonfinite.size(); ++i)
+        first_nonfinite[i] = std::min(first_nonfinite[i], a.first_nonfinite[i]);
     }
   }
 
@@ -226,6 +230,7 @@ struct Engine::Impl {
   void drive(const Command& command, std::span<const std::int32_t> ids,
              std::span<const CommandPart> parts = {}) {
     in_step = true;
+    first_nonfinite.clear();
     const auto begin = Clock::now();
     send_command(world, command, ids, parts);
     run(command, ids, parts);
@@ -234,16 +239,40 @@ struct Engine::Impl {
     if (command.kind == Command::Kind::kExtend || command.kind == Command::Kind::kStep) {
       timings.push_back({static_cast<std::int64_t>(ids.size()), seconds_since(begin)});
     }
-    if (first_nonfinite != Forward::kAllFinite) throw_nonfinite(command.slot);
+    if (command.kind == Command::Kind::kStep || first_nonfinite.empty()) return;
+    if (first_nonfinite[0] != Forward::kAllFinite)
+      throw NonFiniteError(nonfinite_text(spoil(command.slot, first_nonfinite[0]), command.slot));
   }
 
-  [[noreturn]] void throw_nonfinite(int slot) const {
-    const std::int64_t n_layer = prepared.plan->config().n_layer;
-    throw NonFiniteError("a NaN or an infinity first appears in " +
-                         (first_nonfinite == n_layer
-                              ? std::string("the logits (output head)")
-                              : "the output of layer " + std::to_string(first_nonfinite)) +
-                         ", by position " + std::to_string(shard->length(slot) - 1));
+  // The slot's sequence cannot go on.
+  Decision spoil(int slot, std::int32_t layer) {
+    spoilt.resize(static_cast<std::size_t>(prepared.config.n_slot));
+    spoilt[static_cast<std::size_t>(slot)] = true;
+    Decision d;
+    d.kind = Decision::Kind::kNotFinite;
+    d.layer = layer == Forward::kAllFinite ? -1 : layer;
+    return d;
+  }
+  bool is_spoilt(int slot) const {
+    return !spoilt.empty() && spoilt[static_cast<std::size_t>(slot)];
+  }
+  // Before another sequence takes the slot.
+  void cleanse(int slot) {
+    if (!is_spoilt(slot)) return;
+    Command c;
+    c.kind = Command::Kind::kClear;
+    c.slot = slot;
+    drive(c, {});
+    spoilt[static_cast<std::size_t>(slot)] = false;
+  }
+
+  std::string nonfinite_text(const Decision& d, int slot) const {
+    if (d.layer < 0) return "no token has a finite logit";
+    return "a NaN or an infinity first appears in " +
+           (d.layer == prepared.plan->config().n_layer
+                ? std::string("the logits (output head)")
+                : "the output of layer " + std::to_string(d.layer)) +
+           ", by position " + std::to_string(shard->length(slot) - 1);
   }
 
   void check_slot(int slot) const {
@@ -252,8 +281,16 @@ struct Engine::Impl {
                                 std::to_string(prepared.config.n_slot));
   }
 
+  void check_finite(int slot) const {
+    if (is_spoilt(slot))
+      throw std::invalid_argument("slot " + std::to_string(slot) +
+                                  ": its sequence holds values that are not finite");
+  }
+
   void keep_command(Command::Kind kind, int slot, std::uint64_t number) {
     check_slot(slot);
+    if (kind == Command::Kind::kSave) check_finite(slot);
+    if (kind == Command::Kind::kRestore && saved.contains(number)) cleanse(slot);
     if (kind != Command::Kind::kSave && !saved.contains(number))
       throw std::invalid_argument("no sequence is kept as " + std::to_string(number));
     Command c;
@@ -265,6 +302,7 @@ struct Engine::Impl {
 
   void check_ids(int slot, std::span<const std::int32_t> ids) const {
     check_slot(slot);
+    check_finite(slot);
     if (ids.empty()) throw std::invalid_argument("no token ids: a prompt needs at least one");
     const std::int64_t n_vocab = prepared.plan->config().n_vocab;
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -306,9 +344,13 @@ struct Engine::Impl {
     Command command;
     command.kind = Command::Kind::kStep;
     command.slot = parts[0].slot;
-    if (!drawing.empty()) command.want = Command::Want::kCandidates;
+    command.want = Command::Want::kCandidates;
     drive(command, ids, asked);
     std::vector<CommandPart> open;
+    const std::vector<std::int32_t> layers = first_nonfinite;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (layers.at(i) != Forward::kAllFinite) decisions[i] = spoil(parts[i].slot, layers[i]);
+    }
     for (std::size_t row = 0; row < drawing.size(); ++row) {
       open.push_back(asked[drawing[row]]);
       open.back().row = static_cast<std::int32_t>(row);
@@ -320,10 +362,11 @@ struct Engine::Impl {
         std::vector<CandidateResult> results;
         for (const Answer& a : answers) results.push_back(a.candidates.at(i));
         const std::size_t part = drawing[static_cast<std::size_t>(open[i].row)];
-        Decision& d = decisions[part] = decide(parts[part].sampler, open[i].query, results);
-        if (d.kind == Decision::Kind::kNotFinite)
-          throw NonFiniteError("no token has a finite logit");
-        if (d.kind == Decision::Kind::kToken) continue;
+        Decision& d = decisions[part];
+        if (d.kind == Decision::Kind::kNotFinite) continue;
+        d = decide(parts[part].sampler, open[i].query, results);
+        if (d.kind == Decision::Kind::kNotFinite) d = spoil(parts[part].slot, Forward::kAllFinite);
+        if (d.kind != Decision::Kind::kNeedMore) continue;
         still.push_back(open[i]);
         still.back().query = d.next;
       }
@@ -356,7 +399,8 @@ struct Engine::Impl {
   Decision extend(const StepPart& p, const ProgressFn& progress) {
     Command c;
     c.kind = Command::Kind::kExtend;
-    c.want = p.wants_token ? Command::Want::kCandidates : Command::Want::kNothing;
+    c.want = Command::Want::kCandidates;
+    c.wants_token = p.wants_token ? 1 : 0;
     c.slot = p.slot;
     c.generated = p.generated ? 1 : 0;
     c.repetition = p.sampler.repetition_penalty;
@@ -368,7 +412,8 @@ struct Engine::Impl {
       for (const Answer& a : answers) results.push_back(a.candidates.at(0));
       const Decision d = decide(p.sampler, c.query, results);
       if (d.kind == Decision::Kind::kToken) return d;
-      if (d.kind == Decision::Kind::kNotFinite) throw NonFiniteError("no token has a finite logit");
+      if (d.kind == Decision::Kind::kNotFinite)
+        throw NonFiniteError(nonfinite_text(spoil(p.slot, Forward::kAllFinite), p.slot));
       c.kind = Command::Kind::kMore;
       c.query = d.next;
       drive(c, {});
@@ -393,7 +438,8 @@ struct Engine::Impl {
   std::function<void()> on_rows;
   std::vector<RankReport> reports;
   std::vector<StepTiming> timings;
-  std::int32_t first_nonfinite = Forward::kAllFinite;
+  std::vector<std::int32_t> first_nonfinite;  // rank 0: by part, of the command that just ran
+  std::vector<bool> spoilt;  // rank 0: slots whose sequence is not finite; empty: none
   bool stop = false;
   bool stopped = false;
   bool in_step = false;
@@ -432,6 +478,7 @@ int Engine::serve() {
 }
 
 void Engine::reset(int slot) {
+  impl_->cleanse(slot);
   Command c;
   c.kind = Command::Kind::kReset;
   c.slot = slot;
@@ -444,6 +491,7 @@ void Engine::fabricate(int slot, std::int64_t length, std::uint64_t seed) {
                                 ": no room for a token after " + std::to_string(length) +
                                 " positions");
   }
+  impl_->cleanse(slot);
   Command c;
   c.kind = Command::Kind::kFabricate;
   c.slot = slot;
@@ -455,7 +503,9 @@ void Engine::fabricate(int slot, std::int64_t length, std::uint64_t seed) {
 void Engine::fork(int from, int to) {
   impl_->check_slot(from);
   impl_->check_slot(to);
+  impl_->check_finite(from);
   if (from == to) return;
+  impl_->cleanse(to);
   Command c;
   c.kind = Command::Kind::kFork;
   c.slot = from;
@@ -524,8 +574,18 @@ std::vector<Decision> Engine::step(std::span<const StepPart> parts) {
   }
   if (!impl_->one_by_one()) return impl_->step(parts);
   std::vector<Decision> decisions;
-  for (const StepPart& p : parts) decisions.push_back(impl_->extend(p, {}));
+  for (const StepPart& p : parts) {
+    try {
+      decisions.push_back(impl_->extend(p, {}));
+    } catch (const NonFiniteError&) {
+      decisions.push_back(impl_->spoil(p.slot, impl_->first_nonfinite.at(0)));
+    }
+  }
   return decisions;
+}
+
+std::string Engine::nonfinite_text(const Decision& decision, int slot) const {
+  return impl_->nonfinite_text(decision, slot);
 }
 
 void Engine::logits(int slot, std::span<const std::int32_t> ids, bool last_only,

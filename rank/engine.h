@@ -124,7 +124,10 @@ class Engine {
   // Appends every part's ids to its sequence and draws each one's next token, as extend() would for it alone. Parts may be of
   // any length and depth, together at most chunk_tok ids. One Decision a part, in order; of a part that wants no token only
   // the default. Throws std::invalid_argument as extend() does, before anything runs.
+  // A part whose values are not finite any more gets a decision of kind kNotFinite (nonfinite_text() says it in words), the
+  // others go on; its slot refuses everything but reset(), restore() and fork() into it.
   std::vector<Decision> step(std::span<const StepPart> parts);
+  std::string nonfinite_text(const Decision& decision, int slot) const;
   // Appends ids and gives rows of logits [rows, n_vocab] to `sink`, chunk by chunk: of every id, or of the last one only.
   void logits(int slot, std::span<const std::int32_t> ids, bool last_only,
               const std::function<void(std::span<const float> rows, std::int64_t n_row)>& sink,

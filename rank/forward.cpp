@@ -1,5 +1,6 @@
 #include "rank/forward.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -17,9 +18,9 @@ Forward::Forward(Backend& backend, const Plan& plan, int rank, const Weights& we
       world_(world),
       group_(group),
       program_(layer_program(plan, rank)),
-      first_nonfinite_(backend.allocate_shared(sizeof(std::int32_t))) {
-  backend_.synchronize();  // it is zeroed by now
-  *reinterpret_cast<std::int32_t*>(first_nonfinite_->data()) = kAllFinite;
+      first_nonfinite_(backend.allocate_shared(static_cast<std::size_t>(work.max_tok()) *
+                                               sizeof(std::int32_t))) {
+  take_nonfinite();  // it holds zeros
 }
 
 StepContext Forward::context(const BatchView& batch) {
@@ -160,7 +161,11 @@ View<float> Forward::head(const BatchView& batch, std::span<const RowRange> runs
   c.see("result_norm", -1, y);
   const MatmulJob job{out, y, &weights_.matrix(Role::kOutput)};
   backend_.matmul({&job, 1});
-  backend_.note_nonfinite(out, n_layer, c.first_nonfinite);
+  n = 0;
+  for (const RowRange& rows : runs) {
+    backend_.note_nonfinite(out.slice(n, rows.count), n_layer, c.first_nonfinite + rows.begin);
+    n += rows.count;
+  }
   c.see("result_output", -1, out);
   return out;
 }
@@ -186,9 +191,12 @@ void Forward::head_input(const StepContext& c, RowRange rows, View<float> y) {
     c.see("res_probs_output", -1, View<const float>(probs, rows.count, mix.n_bank + 1));
 }
 
-std::int32_t Forward::first_nonfinite() {
+std::vector<std::int32_t> Forward::take_nonfinite() {
   backend_.synchronize();
-  return *reinterpret_cast<const std::int32_t*>(first_nonfinite_->data());
+  auto* first = reinterpret_cast<std::int32_t*>(first_nonfinite_->data());
+  const std::vector<std::int32_t> taken(first, first + work_.max_tok());
+  std::fill_n(first, work_.max_tok(), kAllFinite);
+  return taken;
 }
 
 std::vector<std::uint64_t> Forward::counts() const {

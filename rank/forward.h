@@ -34,9 +34,10 @@ class Forward {
   // logit rows, in the order of `runs`. [tokens, vocab_out band]
   View<float> head(const BatchView& batch, std::span<const RowRange> runs);
 
-  // Lowest layer so far whose output held a NaN or an infinity (n_layer: the logits); kAllFinite where all were finite.
+  // By row of the steps since the last call: the lowest layer whose output held a NaN or an infinity (n_layer: the logits);
+  // kAllFinite where all were finite. Waits.
   static constexpr std::int32_t kAllFinite = 0x7fffffff;
-  std::int32_t first_nonfinite();
+  std::vector<std::int32_t> take_nonfinite();
 
   void set_probe(Probe* probe) { probe_ = probe; }
   // What sees the experts that tokens choose, from now on; null: nothing does.

@@ -43,6 +43,7 @@ class Work {
   void shape(std::int64_t n_tok);
 
   std::uint64_t device_bytes() const { return storage_->bytes(); }
+  std::int64_t max_tok() const { return max_tok_; }
 
   View<float> x;          // [n_tok, hidden] the residual stream
   float* bank = nullptr;  // [n_bank][n_tok, hidden]
@@ -80,7 +81,8 @@ struct StepContext {
   State& state;
   Work& work;
   BatchView batch;
-  std::int32_t* first_nonfinite = nullptr;  // device; lowest layer whose output was not finite
+  std::int32_t* first_nonfinite =
+      nullptr;  // device, [n_tok]; lowest layer whose output was not finite
   Probe* probe = nullptr;
   const ChoiceTap* choices = nullptr;
 

@@ -77,8 +77,10 @@ Command receive_command(Comm& world, std::vector<std::int32_t>& ids,
 
 std::vector<std::byte> to_bytes(const Answer& a) {
   std::vector<std::byte> out;
-  put(out, &a.first_nonfinite, 1);
   put(out, &a.stop_requested, 1);
+  const std::uint64_t n_parts = a.first_nonfinite.size();
+  put(out, &n_parts, 1);
+  put(out, a.first_nonfinite.data(), n_parts);
   const std::uint64_t n_results = a.candidates.size(), n_logits = a.logits.size();
   put(out, &n_results, 1);
   for (const CandidateResult& c : a.candidates) {
@@ -97,8 +99,8 @@ std::vector<std::byte> to_bytes(const Answer& a) {
 Answer answer_from_bytes(std::span<const std::byte> bytes) {
   Reader in(bytes);
   Answer a;
-  in.take(&a.first_nonfinite, 1);
   in.take(&a.stop_requested, 1);
+  in.take_list(a.first_nonfinite);
   std::uint64_t n_results = 0;
   in.take(&n_results, 1);
   for (std::uint64_t i = 0; i < n_results; ++i) {

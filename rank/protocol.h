@@ -31,6 +31,7 @@ struct Command {
     kStep,       // append ids to the sequences of several slots and run them together
     kMore,       // the candidates were too few: search the same logits again
     kReset,      // the slot's sequence starts anew
+    kClear,      // and nothing is left of what it held
     kFork,       // to_slot continues what slot holds
     kSave,       // every rank keeps its part of the slot's sequence under the number `saved`
     kRestore,    // the slot holds what was kept under `saved`
@@ -51,11 +52,12 @@ struct Command {
   Want want = Want::kNothing;
   std::int32_t slot = 0;
   std::int32_t n_ids = 0;
-  std::int32_t n_parts = 0;    // kStep; kMore of such a step
-  std::int32_t generated = 0;  // ids were drawn, not given: they count for the presence penalty
-  std::int32_t exit_code = 0;  // kStop
-  std::int32_t to_slot = 0;    // kFork
-  std::uint64_t saved = 0;     // kSave, kRestore, kForget
+  std::int32_t n_parts = 0;      // kStep; kMore of such a step
+  std::int32_t wants_token = 1;  // kExtend: rank 0 draws from the candidates that it wants
+  std::int32_t generated = 0;    // ids were drawn, not given: they count for the presence penalty
+  std::int32_t exit_code = 0;    // kStop
+  std::int32_t to_slot = 0;      // kFork
+  std::uint64_t saved = 0;       // kSave, kRestore, kForget
   ChoiceUse use = ChoiceUse::kNone;  // kChoices
   std::int64_t n_row = 1;            // kLastLogits: rows wanted, at most as many as the step has
   std::int64_t length = 0;           // kFabricate
@@ -74,10 +76,10 @@ Command receive_command(Comm& world, std::vector<std::int32_t>& ids,
 
 // What a rank knows after a step that rank 0 asked about.
 struct Answer {
-  std::int32_t first_nonfinite = 0;
   std::int32_t stop_requested = 0;
-  std::vector<CandidateResult> candidates;  // kCandidates: one a part that wants a token
-  std::vector<float> logits;                // rows of this rank's band, kLastLogits
+  std::vector<std::int32_t> first_nonfinite;  // for each part of the step (Shard::take_nonfinite)
+  std::vector<CandidateResult> candidates;    // kCandidates: one a part that wants a token
+  std::vector<float> logits;                  // rows of this rank's band, kLastLogits
 };
 std::vector<std::byte> to_bytes(const Answer& answer);
 Answer answer_from_bytes(std::span<const std::byte> bytes);

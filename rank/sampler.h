@@ -42,9 +42,9 @@ void validate(const SamplerOptions& options);
 
 struct Decision {
   enum class Kind {
-    kToken,      // drawn: the fields below hold
-    kNeedMore,   // the kept set cannot be known from these candidates: ask all ranks `next`
-    kNotFinite,  // a logit is NaN or +infinity, or all are -infinity
+    kToken,     // drawn: the fields below hold
+    kNeedMore,  // the kept set cannot be known from these candidates: ask all ranks `next`
+    kNotFinite,  // a logit is NaN or +infinity, or all are -infinity, or what they came from was not finite
   };
   Kind kind = Kind::kToken;
   std::int32_t id = -1;
@@ -55,6 +55,8 @@ struct Decision {
   double logprob = 0;  // logit - lse: at temperature 1, over the whole vocabulary, after penalties
   double lse = 0;      // log of the sum of exp(logit) over the whole vocabulary
   CandidateQuery next;
+  std::int32_t layer =
+      -1;  // kNotFinite: the first whose output was not finite (n_layer: the logits), -1: not known
 };
 
 // What to ask every rank first for draw number `draw` of a sequence. `options` must be valid.

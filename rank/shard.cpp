@@ -76,6 +76,8 @@ void Shard::extend(std::span<const CommandPart> parts, std::span<const std::int3
     if (parts.size() != 1) throw std::logic_error("expert choices: a step of several sequences");
     choices_->begin(length(parts[0].slot), static_cast<std::int64_t>(n));
   }
+  part_tok_.clear();
+  for (const CommandPart& p : parts) part_tok_.push_back(p.n_ids);
   forward_->run(batch_);
   if (choices_) choices_->end();
   for (const CommandPart& p : parts) {
@@ -111,6 +113,23 @@ void Shard::trace(bool on) {
 }
 
 void Shard::reset(int slot) { sequences_[static_cast<std::size_t>(slot)] = {}; }
+
+void Shard::clear(int slot) {
+  state_->clear(backend_, slot);
+  reset(slot);
+}
+
+std::vector<std::int32_t> Shard::take_nonfinite() {
+  const std::vector<std::int32_t> rows = forward_->take_nonfinite();
+  if (part_tok_.size() <= 1) return {*std::min_element(rows.begin(), rows.end())};
+  std::vector<std::int32_t> parts;
+  auto at = rows.begin();
+  for (const std::int32_t n : part_tok_) {
+    parts.push_back(*std::min_element(at, at + n));
+    at += n;
+  }
+  return parts;
+}
 
 void Shard::fork(int from, int to) {
   const Sequence& seq = sequences_[static_cast<std::size_t>(from)];

@@ -46,6 +46,8 @@ class Shard {
   // The same for one slot.
   void extend(int slot, std::span<const std::int32_t> ids, bool generated);
   void reset(int slot);
+  // The same, and zeros in all that the slot's sequence left behind.
+  void clear(int slot);
   // The sequence of slot `from` continues in both slots.
   void fork(int from, int to);
   // The slot's sequence as host bytes, this rank's part; restore() puts it into any slot.
@@ -86,7 +88,9 @@ class Shard {
   std::vector<CandidateResult> candidates(std::span<const CommandPart> parts);
   // The same rows again, those that the parts name, with other queries.
   std::vector<CandidateResult> more_candidates(std::span<const CommandPart> parts);
-  std::int32_t first_nonfinite() { return forward_->first_nonfinite(); }
+  // For each part of the last step: the lowest layer whose output was not finite, or Forward::kAllFinite. What there was before
+  // and nobody asked for counts as well, where the last step had one part. Waits.
+  std::vector<std::int32_t> take_nonfinite();
   std::int64_t last_n_tok() const { return batch_.n_tok; }
 
   // What becomes of the experts that tokens choose from now on; `book` outlives the shard, or the next call. While it is not
@@ -126,7 +130,8 @@ class Shard {
   std::unique_ptr<DeviceBuffer> batch_ids_;  // ids, pos, slot, seg_begin
   std::unique_ptr<DeviceBuffer> history_;
   BatchView batch_;
-  View<float> searched_;  // logits that candidates() searched
+  std::vector<std::int32_t> part_tok_;  // of the last step's parts
+  View<float> searched_;                // logits that candidates() searched
   std::vector<Sequence> sequences_;
 };
 

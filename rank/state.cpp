@@ -107,6 +107,10 @@ void State::each_part(int slot, std::int64_t length, const F& f) const {
   }
 }
 
+void State::clear(Backend& backend, int slot) {
+  each_part(slot, shape_.n_ctx, [&](std::byte* p, std::size_t bytes) { backend.zero(p, bytes); });
+}
+
 void State::fork(Backend& backend, int from, int to, std::int64_t length) {
   std::vector<std::byte*> targets;
   each_part(to, length, [&](std::byte* p, std::size_t) { targets.push_back(p); });

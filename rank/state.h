@@ -32,6 +32,9 @@ class State {
   // benchmarks at depth, where only the amount of data matters. Values differ between layers, repeat within one.
   void fabricate(Backend& backend, int slot, std::int64_t length, std::uint64_t seed);
 
+  // Zeros in all of a slot: nothing of a sequence that held a NaN must be met again, not even where it is not read.
+  void clear(Backend& backend, int slot);
+
   // What a sequence of `length` positions has left in a slot, this rank's part: to another slot, to host bytes and back. Of
   // the latent cache only the rows in use are moved. restore() takes what save() of a State of the same plan, rank and cache
   // type gave, for any slot, and throws std::invalid_argument where the size is another.

@@ -94,8 +94,7 @@ void note_nonfinite(View<const float> x, std::int32_t layer, std::int32_t* first
     }
     for (; i < x.cols; ++i) s[0] += row[i] - row[i];
     if (std::all_of(s, s + 16, [](float v) { return v == 0.0f; })) continue;
-    *first = std::min(*first, layer);
-    return;
+    first[t] = std::min(first[t], layer);
   }
 }
 

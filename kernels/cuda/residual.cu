@@ -107,7 +107,7 @@ __global__ void nonfinite_kernel(View<const float> x, std::int32_t layer, std::i
        i < x.cols; i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
     bad = bad || !isfinite(x.row(t)[i]);
   }
-  if (bad) atomicMin(first, layer);
+  if (bad) atomicMin(first + t, layer);
 }
 
 __global__ void penalise_kernel(View<float> logits, std::int64_t vocab_begin,

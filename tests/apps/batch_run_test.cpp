@@ -82,6 +82,7 @@ Outcome run_batch(const Site& site, const Layout& layout, const Batch& batch) {
     c.n_ctx = 400;
     c.n_slot = batch.n_slot;
     c.chunk_tok = batch.chunk_tok;
+    c.reproducible = batch.reproducible;
     const auto backend = make_cpu_backend(1);
     Engine engine(c, world, *backend);
     if (world.rank() != 0) {
@@ -94,7 +95,6 @@ Outcome run_batch(const Site& site, const Layout& layout, const Batch& batch) {
     BatchDefaults defaults;
     defaults.n_ctx = c.n_ctx;
     BatchOptions options;
-    options.reproducible = batch.reproducible;
     options.n_prefix = batch.n_prefix;
     BatchRun run(engine, tokenizer, reader, writer, defaults, options);
     run.run([] { return false; }, [] {});

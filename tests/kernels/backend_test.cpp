@@ -580,18 +580,20 @@ TEST_CASE("unpack_bands puts gathered bands of unequal and empty widths together
   });
 }
 
-TEST_CASE("note_nonfinite keeps the lowest layer that had a NaN or an infinity") {
+TEST_CASE("note_nonfinite keeps, for each row, the lowest layer that had a NaN or an infinity") {
   for_each_backend([](Backend& b) {
-    Matrix<std::int32_t> first(b, 1, 1, {1000});
+    Matrix<std::int32_t> first(b, 1, 2, {1000, 1000});
+    using Layers = std::vector<std::int32_t>;
     Matrix<float> x(b, 2, 3, {0, 1, 2, 3, 4, 5});
     b.note_nonfinite(x, 3, first.data());
-    CHECK(first.get()[0] == 1000);
+    CHECK(first.get() == Layers{1000, 1000});
     x.set({0, 1, 2, 3, std::numeric_limits<float>::infinity(), 5});
     b.note_nonfinite(x, 7, first.data());
-    CHECK(first.get()[0] == 7);
-    x.set({std::numeric_limits<float>::quiet_NaN(), 1, 2, 3, 4, 5});
+    CHECK(first.get() == Layers{1000, 7});
+    x.set({std::numeric_limits<float>::quiet_NaN(), 1, 2, 3,
+           -std::numeric_limits<float>::infinity(), 5});
     b.note_nonfinite(x, 8, first.data());
-    CHECK(first.get()[0] == 7);
+    CHECK(first.get() == Layers{8, 7});
   });
 }
 

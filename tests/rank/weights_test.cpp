@@ -1,7 +1,6 @@
 #include "rank/weights.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -10,6 +9,7 @@
 #include <limits>
 
 #include "comm/thread_comm.h"
+#include "poked_model.h"
 #include "rank/engine.h"
 #include "rank/synth.h"
 #include "tests/support/resident.h"
@@ -18,38 +18,6 @@ namespace k3 {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A synthetic model in a folder that goes with the test.
-class Model {
- public:
-  explicit Model(const ModelShape& shape)
-      : dir_(fs::temp_directory_path() / ("k3_weights_" + std::to_string(::getpid()))) {
-    fs::create_directories(dir_);
-    SynthOptions o;
-    o.shape = shape;
-    o.recipe = QuantRecipe::parse("F32");
-    path_ = write_synthetic((dir_ / "model.gguf").string(), o).front();
-  }
-  ~Model() {
-    std::error_code ignored;
-    fs::remove_all(dir_, ignored);
-  }
-  const std::string& path() const { return path_; }
-
-  // Overwrites element i of an f32 tensor.
-  void poke(const std::string& tensor, std::int64_t i, float value) const {
-    const ModelFile file = ModelFile::open(path_);
-    const TensorInfo* t = file.find(tensor);
-    REQUIRE(t != nullptr);
-    std::fstream out(path_, std::ios::binary | std::ios::in | std::ios::out);
-    out.seekp(static_cast<std::streamoff>(t->offset) + i * 4);
-    out.write(reinterpret_cast<const char*>(&value), sizeof value);
-  }
-
- private:
-  fs::path dir_;
-  std::string path_;
-};
 
 struct Loaded {
   ModelFile file;
@@ -76,7 +44,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 TEST_CASE("a rank has its band of the file resident and next to nothing of the others'") {
   ModelShape shape = named_shape("tiny");
   shape.ffn_dense = 65536;  // tens of MB in three matrices: two cut by rows, one by columns
-  const Model model(shape);
+  const PokedModel model(shape);
   constexpr int kRanks = 4;
   Loaded m = open(model.path(), kRanks);
   const auto backend = make_cpu_backend(1);
@@ -105,7 +73,7 @@ TEST_CASE("a rank that holds a strip of every expert has no other strips residen
   shape.n_expert = 96;
   shape.moe_latent = 256;
   shape.ffn_expert = 256;  // strips of 64 KiB: what a page fault maps around itself
-  const Model model(shape);
+  const PokedModel model(shape);
   Loaded m = open(model.path(), 4, 1);
   const auto backend = make_cpu_backend(1);
   const Weights weights(m.plan, FileWeights(m.file), *backend, 1, {}, m.warnings);
@@ -129,7 +97,7 @@ TEST_CASE("a rank that holds a strip of every expert has no other strips residen
 }
 
 TEST_CASE("a NaN or an infinity in a vector is refused, naming file, tensor and element") {
-  const Model model(named_shape("tiny"));
+  const PokedModel model(named_shape("tiny"));
   for (const auto& [tensor, value] : {std::pair<const char*, float>{"blk.1.attn_norm.weight", kNan},
                                       {"output_norm.weight", kInf},
                                       {"blk.1.exp_probs_b.bias", -kInf},
@@ -149,7 +117,7 @@ TEST_CASE("a NaN or an infinity in a vector is refused, naming file, tensor and 
 }
 
 TEST_CASE("a positive ssm_a is negated with a warning, a proper one taken as it is") {
-  const Model model(named_shape("tiny"));
+  const PokedModel model(named_shape("tiny"));
   const auto backend = make_cpu_backend(1);
   Loaded proper = open(model.path(), 1);
   const Weights good(proper.plan, FileWeights(proper.file), *backend, 0, {}, proper.warnings);
@@ -166,7 +134,7 @@ TEST_CASE("a positive ssm_a is negated with a warning, a proper one taken as it 
 }
 
 TEST_CASE("logits that are not finite end the run, naming the first layer, at one and two ranks") {
-  const Model model(named_shape("tiny"));
+  const PokedModel model(named_shape("tiny"));
   // A matrix is not looked through at load: its NaN shows when it is used.
   model.poke("blk.2.attn_output.weight", 5, kNan);
   for (const int ranks : {1, 2}) {
