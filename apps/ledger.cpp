@@ -76,30 +76,37 @@ Ledger read_ledger(const std::string& folder) {
   return l;
 }
 
-Gate gate_of(const MeasuredRun& r) {
-  if (!r.faults.empty()) return {false, true, "failed: " + r.faults.front()};
+Gate gate_of(const Ledger& l, const MeasuredRun& r) {
+  const auto failed = [](const std::string& why) { return Gate{false, true, "failed: " + why}; };
+  if (!r.faults.empty()) return failed(r.faults.front());
   if (r.checked) {
-    if (r.replayed < r.compared) {
-      return {false, true,
-              fmt::format("failed: {:g} of {:g} ids are those of an untimed replay", r.replayed,
-                          r.compared)};
-    }
-    if (r.top1 < kMinTop1 || r.kld > kMaxKld) {
-      return {
-          false, true,
-          fmt::format("failed: top-1 {:.3f} and KLD {:.2g} against the exact path", r.top1, r.kld)};
-    }
+    if (r.replayed < r.compared)
+      return failed(
+          fmt::format("{:g} of {:g} ids are those of an untimed replay", r.replayed, r.compared));
+    if (r.top1 < kMinTop1 || r.kld > kMaxKld)
+      return failed(
+          fmt::format("top-1 {:.3f} and KLD {:.2g} against the exact path", r.top1, r.kld));
     return {true, false, "passed"};
   }
   // The exact path is the one that the others are held to; parity of its own is a matter of tests.
   if (r.exact) return {true, false, "exact path"};
-  return {false, false, "not checked"};
+  Gate out{false, false, "not checked"};
+  for (const auto& [name, g] : l.runs) {
+    if (!g.grades || g.commit != r.commit || g.model != r.model || g.precision != r.precision)
+      continue;
+    if (!g.grade_passed) return failed("k3eval gate, " + name);
+    // A grade that asked for less than ours says nothing.
+    if (g.grade_max_kld <= kMaxKld && g.grade_min_top1 >= kMinTop1)
+      out = {true, false, "passed: k3eval gate, " + name};
+  }
+  return out;
 }
 
 std::vector<const MeasuredRun*> kept_runs(const Ledger& l, const std::string& slot) {
   std::vector<const MeasuredRun*> out;
   for (const auto& [name, run] : l.runs) {
-    if (run.slot == slot && l.failed.count(name) == 0 && !gate_of(run).failed) out.push_back(&run);
+    if (run.slot == slot && l.failed.count(name) == 0 && !gate_of(l, run).failed)
+      out.push_back(&run);
   }
   std::sort(out.begin(), out.end(), [](auto* a, auto* b) { return a->started < b->started; });
   return out;

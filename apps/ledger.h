@@ -51,13 +51,14 @@ struct Ledger {
 Ledger read_ledger(const std::string& folder);
 std::vector<LockLine> read_lock(const std::string& path);
 
-// Whether a run computed what it should: its own contradictions first, then its check against the exact path.
+// Whether a run computed what it should: its own contradictions first; then its check against the exact path; where it has
+// none, the logs of k3eval gate of the same commit, model and precision, all of which must have passed.
 struct Gate {
   bool passed = false;
   bool failed = false;  // neither: it was not checked
   std::string words;
 };
-Gate gate_of(const MeasuredRun& run);
+Gate gate_of(const Ledger& l, const MeasuredRun& run);
 
 // Runs of a slot that may be pinned, oldest first: kept, whole, and not failing the gate.
 std::vector<const MeasuredRun*> kept_runs(const Ledger& l, const std::string& slot);
@@ -85,8 +86,9 @@ void check_receipts(const std::string& folder, Ledger& l, Problems& out);
 // Receipts and lock; empty where all holds. `before`: an older lock that no frontier may be below, or empty.
 Problems check_ledger(const std::string& folder, const std::string& before);
 
-// Seals the logs of `folder` that have no receipt, then writes the lock anew. `binary`: the program that measured, or
-// empty where it is not at hand. Returns what was sealed. Throws std::invalid_argument where the ledger is broken.
+// Seals the logs of `folder` that have no receipt, then writes the lock anew. `binary`: the program that measured, whose
+// hash goes into the receipts of the logs that name it; empty where it is not at hand. Returns what was sealed. Throws
+// std::invalid_argument where the ledger is broken.
 std::vector<std::string> seal_runs(const std::string& folder, const std::string& key,
                                    const std::string& binary);
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <filesystem>
 #include <set>
 #include <span>
 #include <stdexcept>
@@ -111,12 +112,14 @@ std::vector<std::string> seal_runs(const std::string& folder, const std::string&
     if (!sealed(name)) fresh.push_back(&run);
   }
   std::sort(fresh.begin(), fresh.end(), [](auto* a, auto* b) { return a->started < b->started; });
+  const std::string program = std::filesystem::path(binary).filename().string();
   std::vector<std::string> done;
   for (const MeasuredRun* run : fresh) {
     json r = facts_of(folder, *run);
     r["n"] = l.receipts.size();
     r["prev"] = l.receipts.empty() ? json(kNoHash) : l.receipts.back().at("hash");
-    r["binary_sha256"] = binary.empty() ? json(nullptr) : json(file_sha256(binary));
+    r["binary_sha256"] =
+        binary.empty() || run->program != program ? json(nullptr) : json(file_sha256(binary));
     r["key"] = key.public_hex();
     const std::string hash = sha256_hex(r.dump());
     r["hash"] = hash;

@@ -137,17 +137,29 @@ std::vector<std::pair<std::string, double>> phases_of(const h5::Group& bench) {
   return out;
 }
 
+void read_grade(MeasuredRun& run, const h5::Group& bench) {
+  run.grades = true;
+  run.grade_passed = bench.string_attribute("verdict") == "passed";
+  run.grade_max_kld = bench.double_attribute("max_kld");
+  run.grade_min_top1 = bench.double_attribute("min_top1");
+}
+
 void read_bench(MeasuredRun& run, const h5::Group& root) {
   const h5::Group bench = root.open_group("bench");
+  if (!bench.has_attribute("command")) return;
   const std::string command = bench.string_attribute("command");
-  const bool decode = command == "decode", prefill = command == "prefill";
-  run.commit = bench.string_attribute("commit");
+  if (command == "gate") return read_grade(run, bench);
+  // Prompts that share their beginning are no prefill of so many tokens.
+  const bool decode = command == "decode",
+             prefill = command == "prefill" && option(bench, "reuse", "no") == "no";
   if ((!decode && !prefill && command != "load") || root.string_attribute("state") != "finished")
     return;
   run.lower_is_better = decode;
   run.value = bench.double_attribute(decode ? "median_ms" : prefill ? "median_tok_s" : "load_gb_s");
   const std::string metric = decode ? "decode_ms" : prefill ? "prefill_tok_s" : "load_gb_s";
   const std::string engine = engine_of(root, bench);
+  run.model = bench.string_attribute("model_name");
+  run.precision = option(bench, "precision", "exact");
   run.slot = node_of(root, bench) + "/" + bench.string_attribute("model_name") + "/" +
              quant_of(root, bench) + "/" + context_of(bench, command) + "/" + metric + "/" + engine;
   const char* floor = decode ? "floor_ms" : "floor_tok_s";
@@ -175,8 +187,12 @@ MeasuredRun read_measured(const std::string& folder, const std::string& file) {
   }
   MeasuredRun run;
   run.file = file;
+  if (root.has_attribute("program")) run.program = root.string_attribute("program");
   run.started = root.string_attribute("started");
   run.commit = root.open_group("build").string_attribute("commit");
+  if (root.has("model")) run.model = root.open_group("model").string_attribute("name");
+  if (root.has("options") && root.open_group("options").has_attribute("precision"))
+    run.precision = root.open_group("options").string_attribute("precision");
   try {
     if (root.has("bench")) read_bench(run, root);
   } catch (const std::invalid_argument& e) {

@@ -290,7 +290,7 @@ std::string ladder_plot(const Ledger& l) {
                {},
                {}};
     for (const MeasuredRun* r : runs) {
-      const bool kept = l.failed.count(r->file) == 0 && !gate_of(*r).failed;
+      const bool kept = l.failed.count(r->file) == 0 && !gate_of(l, *r).failed;
       p.bars.push_back(
           {r->file.substr(0, r->file.size() - 3),
            figure(r->value) + "  " + r->commit.substr(0, 7) + (kept ? "" : "  not kept"),

@@ -53,8 +53,10 @@ int report_seal(const std::vector<std::string>& args) {
        "  k3report seal --key ~/k3-receipts.pem --binary build/cuda/bin/k3bench\n"});
   add_report_options(options, q, false);
   options.text("--key", "FILE", key, "Your key; its public half is in receipt-keys.txt.");
-  options.text("--binary", "FILE", binary,
-               "The program that measured: its hash is sealed. [default: null is sealed]");
+  options.text(
+      "--binary", "FILE", binary,
+      "The program that measured: its hash goes into the receipts of the logs that name it."
+      " [default: null is sealed]");
   if (!parsed(options, args)) return 0;
   need_key(key, "seal");
   for (const std::string& run : seal_runs(q.folder, key, binary)) write_out("sealed " + run + "\n");

@@ -63,7 +63,7 @@ std::string verdict(const std::string& path) {
   if (found == l.runs.end() || found->second.slot.empty())
     throw std::invalid_argument(path + ": is no log that measures what a slot holds");
   const MeasuredRun& run = found->second;
-  const Gate gate = gate_of(run);
+  const Gate gate = gate_of(l, run);
   const MeasuredRun* frontier = best_before(l, run.slot, run.started);
   const MeasuredRun* reference = nullptr;  // what was the newest when this one was measured
   for (const MeasuredRun* r : kept_runs(l, run.slot)) {

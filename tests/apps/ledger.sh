@@ -26,7 +26,12 @@ d128=1xH200/k3-8l/UD-IQ1_S/d128-f16/decode_ms/k3-fast
 d131072=1xH200/k3-8l/UD-IQ1_S/d131072-f16/decode_ms/k3-fast
 peer="peer 1xH200/k3-8l/UD-IQ1_S/d128-f16/decode_ms/llama.cpp 5.2 measured-elsewhere llama.cpp 768d2a481, llama-bench"
 printf '%s\n' "$peer" "guard $d128 $d131072" >"$base/baselines.lock"
-"$k3report" seal --results "$base" --key "$key" >/dev/null || fail "seal"
+mkdir "$scratch/bin" && echo program >"$scratch/bin/k3bench" && echo other >"$scratch/bin/k3eval"
+cp -r "$base" "$scratch/named"
+"$k3report" seal --results "$scratch/named" --key "$key" --binary "$scratch/bin/k3bench" >/dev/null &&
+  grep -q "\"binary_sha256\":\"$(sha256sum <"$scratch/bin/k3bench" | cut -d' ' -f1)\"" "$scratch/named/receipts.jsonl" || fail "the program's hash"
+"$k3report" seal --results "$base" --key "$key" --binary "$scratch/bin/k3eval" >/dev/null || fail "seal"
+grep -q '"binary_sha256":null' "$base/receipts.jsonl" || fail "the hash of a program that did not measure"
 lock=$base/baselines.lock
 
 fresh() {

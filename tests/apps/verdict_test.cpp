@@ -39,6 +39,7 @@ struct MadeRun {
   int prefilled = 0;  // tokens of steps that were no decode
   bool prefill =
       false;  // k3bench prefill instead: `times` repeats of `tokens` tokens each, one of them before
+  bool reuse = false;
   int world = 1;
   std::string comm = "peer";
 
@@ -70,6 +71,7 @@ struct MadeRun {
              {"option_depth", std::to_string(depth)},
              {"option_cache", "f16"},
              {"option_precision", precision},
+             {"option_reuse", reuse ? "yes" : "no"},
              {"option_backend", "cuda"},
              {"option_comm", comm},
              {"option_repeat", std::to_string(times)},
@@ -81,6 +83,27 @@ struct MadeRun {
     bench.set("check_kld_mean", kld);
     bench.set("check_n", 4.0);
     bench.set("check_replayed_equal", static_cast<double>(replayed));
+  }
+};
+
+// A log of k3eval gate.
+struct MadeGrade {
+  std::string commit = "0123456789ab", model = "k3-8l", precision = "fast", verdict = "passed";
+  double max_kld = 0.05, min_top1 = 0.95;
+
+  void write(const std::string& path) const {
+    h5::File file = h5::File::create(path);
+    h5::Group root = file.root();
+    root.set("schema", "k3-run");
+    root.set("started", "2026-01-01T00:00:00Z");
+    root.group("build").set("commit", commit);
+    root.group("model").set("name", model);
+    root.group("options").set("precision", precision);
+    h5::Group bench = root.group("bench");
+    bench.set("command", "gate");
+    bench.set("verdict", verdict);
+    bench.set("max_kld", max_kld);
+    bench.set("min_top1", min_top1);
   }
 };
 
@@ -215,6 +238,36 @@ TEST_CASE("pictures show the frontier, and the same folder gives the same bytes"
   CHECK(has(plots[1].svg, ">8.25  0123456<"));
   CHECK(has(plots[1].svg, ">10.00  0123456<"));
   CHECK(plots[0].svg == again[0].svg);
+}
+
+TEST_CASE(
+    "what was not checked itself is held to the gate's logs of its commit, model and precision") {
+  const auto tier = [](const auto& change) {
+    const TempDir dir;
+    MadeRun now = of_ms(5);
+    now.minute = 1, now.top1 = -1;
+    MadeRun{}.write(dir / "before.h5"), now.write(dir / "now.h5");
+    MadeGrade grade;
+    change(grade);
+    grade.write(dir / "grade.h5");
+    const auto j = judged(dir / "now.h5");
+    return j.at("gate").get<std::string>() + ", " + j.at("tier").get<std::string>();
+  };
+  CHECK(tier([](MadeGrade&) {}) == "passed: k3eval gate, grade.h5, XL");
+  CHECK(tier([](MadeGrade& g) { g.verdict = "failed"; }) == "failed: k3eval gate, grade.h5, none");
+  CHECK(tier([](MadeGrade& g) { g.commit = "another"; }) == "not checked, none");
+  CHECK(tier([](MadeGrade& g) { g.model = "k3-16l"; }) == "not checked, none");
+  CHECK(tier([](MadeGrade& g) { g.precision = "exact"; }) == "not checked, none");
+  CHECK(tier([](MadeGrade& g) { g.max_kld = 1; }) == "not checked, none");
+  CHECK(tier([](MadeGrade& g) { g.min_top1 = 0.5; }) == "not checked, none");
+}
+
+TEST_CASE("a log that measures nothing of a slot is read and has none") {
+  const TempDir dir;
+  MadeRun reuse;
+  reuse.prefill = true, reuse.reuse = true;
+  reuse.write(dir / "reuse.h5");
+  CHECK(read_measured(dir.path(), "reuse.h5").slot.empty());
 }
 
 TEST_CASE("a median that its samples do not have is a fault") {
