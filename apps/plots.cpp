@@ -13,7 +13,7 @@
 namespace k3 {
 namespace {
 
-constexpr double kWidth = 860, kLeft = 70,
+constexpr double kWidth = 900, kLeft = 70,
                  kRight = 640;   // of a panel with lines; its legend is right of it
 constexpr double kLabels = 330;  // where bars begin
 const Pen kGrid{"#ddd", 1, ""}, kFloor{"#777", 1.5, "6 4"};
