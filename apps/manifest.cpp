@@ -257,8 +257,10 @@ std::vector<std::string> missing_parts(const Manifest& was, const std::string& f
     if (there.contains(p.file)) continue;
     std::string line = fmt::format("{}: {} is missing", called(was, i), p.file);
     for (const auto& [name, bytes] : there) {
-      const bool known = std::any_of(was.parts.begin(), was.parts.end(),
-                                     [&](const HashedPart& q) { return q.file == name; });
+      // Taken by name: clang 14 captures no structured binding.
+      const bool known =
+          std::any_of(was.parts.begin(), was.parts.end(),
+                      [&other = name](const HashedPart& q) { return q.file == other; });
       if (known || bytes != p.bytes) continue;
       HashOptions options;
       options.chunk_bytes = was.chunk_bytes;
