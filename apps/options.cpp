@@ -339,6 +339,9 @@ void add_layout_options(Options& o, Layout& layout) {
       "--expert-groups", "G", layout.expert_groups,
       "Experts are cut into G groups and the width of each into tp / G bands; G divides tp. 0: "
       "chosen [default: 0]");
+  o.flag("--kv-shard", layout.kv_shard,
+         "Each of the T ranks keeps 1 / T of the latent cache's rows and attends to them with all "
+         "heads: T times as long a context, for two more exchanges an MLA layer.");
 }
 
 void add_world_options(Options& o, RunConfig& c) {

@@ -14,6 +14,10 @@ const char* point_name(Point point) {
       return "Step";
     case Point::kEmbed:
       return "Embed";
+    case Point::kMlaQuery:
+      return "MlaQuery";
+    case Point::kMlaParts:
+      return "MlaParts";
     case Point::kAttnOut:
       return "AttnOut";
     case Point::kRouterLatent:

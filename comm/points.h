@@ -8,11 +8,13 @@
 namespace k3 {
 
 enum class Point : std::uint8_t {
-  kAgree,         // does every rank still stand? (errors travel here)
-  kRunConfig,     // rank 0's options to all
-  kModelCheck,    // did all ranks open the same model?
-  kStep,          // rank 0 tells all what the next step is: a prompt's chunk, or the sampled token
-  kEmbed,         // sum of vocabulary bands of the embedding            [n_tok, hidden]
+  kAgree,       // does every rank still stand? (errors travel here)
+  kRunConfig,   // rank 0's options to all
+  kModelCheck,  // did all ranks open the same model?
+  kStep,        // rank 0 tells all what the next step is: a prompt's chunk, or the sampled token
+  kEmbed,       // sum of vocabulary bands of the embedding            [n_tok, hidden]
+  kMlaQuery,  // gather of the heads' queries, where cache rows are cut  [n_tok, heads * cache row]
+  kMlaParts,  // gather of what each rank's rows say of all heads  [ranks][n_tok, heads * (2 + kv_latent)]
   kAttnOut,       // sum of the partial attention outputs                [n_tok, hidden]
   kRouterLatent,  // gather of router logits and latent rows   [n_tok, experts + moe_latent]
   kMoeLatent,     // sum of the experts' partial outputs, in the latent  [n_tok, moe_latent]

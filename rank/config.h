@@ -76,7 +76,9 @@ struct Layout {
   ShardPolicy policy = ShardPolicy::kFull;
   int expert_groups =
       0;  // experts are cut into this many groups, each expert's ffn into tp / groups bands; 0: chosen by plan
+  bool kv_shard = false;  // each rank of a stage keeps a share of the latent cache's rows
   int world() const { return tp * pp; }
+  bool cuts_rows() const { return kv_shard && tp > 1; }
   int stage(int rank) const { return rank / tp; }
   int tp_rank(int rank) const { return rank % tp; }
 };

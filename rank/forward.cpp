@@ -100,6 +100,14 @@ void Forward::speak(const Phase& phase) {
   auto sum = [&](View<float> v) {
     group_.sum(phase.point, v.data, static_cast<std::size_t>(v.rows * v.cols), backend_.stream());
   };
+  const auto gather = [&](View<float> mine, View<float> all, const auto& width) {
+    std::vector<std::size_t> widths;
+    const int first = plan_.layout().stage(rank_) * plan_.layout().tp;
+    for (int r = first; r < first + plan_.layout().tp; ++r)
+      widths.push_back(static_cast<std::size_t>(width(r)));
+    group_.gather_rows(phase.point, mine.data, all.data, static_cast<std::size_t>(mine.rows),
+                       widths, backend_.stream());
+  };
   switch (phase.point) {
     case Point::kCount:
       return;
@@ -110,17 +118,20 @@ void Forward::speak(const Phase& phase) {
       return sum(work_.a);
     case Point::kMoeLatent:
       return sum(work_.m);
-    case Point::kRouterLatent: {
-      std::vector<std::size_t> widths;
-      const int first = plan_.layout().stage(rank_) * plan_.layout().tp;
-      for (int r = first; r < first + plan_.layout().tp; ++r) {
-        widths.push_back(static_cast<std::size_t>(plan_.router_rows(r, phase.layer).size() +
-                                                  plan_.latent_rows(r, phase.layer).size()));
-      }
-      return group_.gather_rows(phase.point, work_.packed.data, work_.gathered.data,
-                                static_cast<std::size_t>(work_.packed.rows), widths,
-                                backend_.stream());
+    case Point::kMlaQuery:
+      return gather(work_.q_abs, work_.q_all, [&](int r) {
+        return plan_.heads(r, phase.layer).size() * plan_.config().cache_row();
+      });
+    case Point::kMlaParts: {
+      // Parts lie one after the other, not side by side: one long row a rank.
+      const std::int64_t size = work_.part.rows * work_.part.cols;
+      const View<float> mine(work_.part.data, 1, size);
+      return gather(mine, work_.parts, [&](int) { return size; });
     }
+    case Point::kRouterLatent:
+      return gather(work_.packed, work_.gathered, [&](int r) {
+        return plan_.router_rows(r, phase.layer).size() + plan_.latent_rows(r, phase.layer).size();
+      });
     default:
       throw std::logic_error(std::string("no phase speaks at ") + point_name(phase.point));
   }

@@ -119,8 +119,14 @@ std::vector<Phase> layer_program(const Plan& plan, int rank) {
   const Band layers = plan.layers(rank);
   for (auto il = static_cast<int>(layers.begin); il < layers.end; ++il) {
     const LayerConfig& l = plan.config().layers[static_cast<std::size_t>(il)];
-    program.push_back({l.is_mla ? "mla" : "kda", il, l.is_mla ? mla_phase : kda_phase,
-                       when(full, Point::kAttnOut)});
+    if (l.is_mla && plan.layout().cuts_rows()) {
+      program.push_back({"mla query", il, mla_query_phase, Point::kMlaQuery});
+      program.push_back({"mla rows", il, mla_rows_phase, Point::kMlaParts});
+      program.push_back({"mla join", il, mla_join_phase, Point::kAttnOut});
+    } else {
+      program.push_back({l.is_mla ? "mla" : "kda", il, l.is_mla ? mla_phase : kda_phase,
+                         when(full, Point::kAttnOut)});
+    }
     if (l.is_dense) {
       program.push_back({"dense", il, dense_phase, when(full, Point::kFfnOut)});
     } else {

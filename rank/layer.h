@@ -53,9 +53,11 @@ class Work {
   View<float> g, o, gate;            // [n_tok, heads * head width], KDA and MLA
   View<float> f, beta;               // [n_tok, kda_head_dim], [n_tok, heads]
   View<float> qa, q, c, q_abs, ctx;  // MLA
-  View<float> packed, gathered;      // router and latent bands; all ranks' of them
-  View<float> router, z, m;          // [n_tok, experts], [n_tok, moe_latent] twice
-  View<std::int32_t> expert_ids;     // [n_tok, experts used]
+  View<float> q_all, part;       // MLA over cut rows: all heads' queries, what this rank's rows say
+  View<float> parts;             // of every rank, one after the other: [ranks][n_tok, as part]
+  View<float> packed, gathered;  // router and latent bands; all ranks' of them
+  View<float> router, z, m;      // [n_tok, experts], [n_tok, moe_latent] twice
+  View<std::int32_t> expert_ids;  // [n_tok, experts used]
   View<float> expert_weights;
   View<float> ffn_g, ffn_u;  // [n_tok, widest ffn band]; narrowed per layer
   View<float> head_in;       // [max_logit_rows, hidden]
@@ -112,6 +114,10 @@ std::vector<Phase> layer_program(const Plan& plan, int rank);
 void embed_phase(StepContext& c, int);
 void kda_phase(StepContext& c, int il);
 void mla_phase(StepContext& c, int il);
+// The same in three, where each rank keeps some of the rows.
+void mla_query_phase(StepContext& c, int il);
+void mla_rows_phase(StepContext& c, int il);
+void mla_join_phase(StepContext& c, int il);
 void dense_phase(StepContext& c, int il);
 void moe_route_phase(StepContext& c, int il);
 void moe_experts_phase(StepContext& c, int il);

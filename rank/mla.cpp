@@ -51,33 +51,77 @@ void output(StepContext& c, int il, View<float> o, View<float> gate) {
   c.backend.matmul({&out, 1});
 }
 
+// The views of one layer, this rank's heads.
+struct Heads {
+  Heads(StepContext& c, int il)
+      : n(c.plan.heads(c.rank, il).size()),
+        q(c.work.q.data, c.batch.n_tok, n * c.model().key_len),
+        q_abs(c.work.q_abs.data, c.batch.n_tok, n * c.model().cache_row()),
+        ctx(c.work.ctx.data, c.batch.n_tok, n * c.model().kv_latent),
+        o(c.work.o.data, c.batch.n_tok, n * c.model().value_len),
+        gate(c.work.gate.data, c.batch.n_tok, c.layer(il).has_attn_gate ? o.cols : 0) {}
+
+  std::int64_t n;
+  View<float> q, q_abs, ctx, o, gate;
+};
+
+// Queries, and the tokens' rows in the cache. Every rank appends the same row, also one without heads: its cache stays whole
+// (or its share of it) should it ever be read.
+void begin(StepContext& c, int il, const Heads& h) {
+  attention_input(c, il);
+  query(c, il, h.q, h.gate);
+  c.backend.mla_append(c.work.c, c.weights.vec(Role::kMlaKvANorm, il), c.model().rms_eps,
+                       c.state.mla(il), c.batch);
+}
+
+void end(StepContext& c, int il, const Heads& h) {
+  if (h.n > 0) c.see("kqv_out", il, h.o);
+  output(c, il, h.o, h.gate);
+  c.see("mla_out", il, c.work.a);
+}
+
+// The scale uses the per-head key length, not the width of the cached row.
+float scale_of(const ModelConfig& m) { return 1.0f / std::sqrt(static_cast<float>(m.key_len)); }
+
 }  // namespace
 
 void mla_phase(StepContext& c, int il) {
-  attention_input(c, il);
-  Work& w = c.work;
   const ModelConfig& m = c.model();
-  const std::int64_t n_tok = c.batch.n_tok, heads = c.plan.heads(c.rank, il).size();
-  const View<float> q(w.q.data, n_tok, heads * m.key_len),
-      q_abs(w.q_abs.data, n_tok, heads * m.cache_row());
-  const View<float> ctx(w.ctx.data, n_tok, heads * m.kv_latent),
-      o(w.o.data, n_tok, heads * m.value_len);
-  const MlaCache& cache = c.state.mla(il);
-
-  const View<float> gate(w.gate.data, n_tok, c.layer(il).has_attn_gate ? o.cols : 0);
-  query(c, il, q, gate);
-  // Every rank appends the same row, also one without heads: its cache stays whole should it ever be read.
-  c.backend.mla_append(w.c, c.weights.vec(Role::kMlaKvANorm, il), m.rms_eps, cache, c.batch);
-  if (heads > 0) {
-    // The scale uses the per-head key length, not the width of the cached row.
-    const float scale = 1.0f / std::sqrt(static_cast<float>(m.key_len));
-    c.backend.mla_heads(o, q, c.weights.matrix(Role::kMlaKB, il),
-                        c.weights.matrix(Role::kMlaVB, il), m.rope, scale, cache, c.batch, q_abs,
-                        ctx);
-    c.see("kqv_out", il, o);
+  const Heads h(c, il);
+  begin(c, il, h);
+  if (h.n > 0) {
+    c.backend.mla_heads(h.o, h.q, c.weights.matrix(Role::kMlaKB, il),
+                        c.weights.matrix(Role::kMlaVB, il), m.rope, scale_of(m), c.state.mla(il),
+                        c.batch, h.q_abs, h.ctx);
   }
-  output(c, il, o, gate);
-  c.see("mla_out", il, w.a);
+  end(c, il, h);
+}
+
+void mla_query_phase(StepContext& c, int il) {
+  const Heads h(c, il);
+  begin(c, il, h);
+  if (h.n > 0)
+    c.backend.mla_absorb(h.q_abs, h.q, c.weights.matrix(Role::kMlaKB, il), c.model().rope);
+}
+
+void mla_rows_phase(StepContext& c, int il) {
+  const ModelConfig& m = c.model();
+  c.backend.mla_attend_part(c.work.part, c.work.q_all, m.n_head, scale_of(m), c.state.mla(il),
+                            c.batch);
+}
+
+void mla_join_phase(StepContext& c, int il) {
+  const ModelConfig& m = c.model();
+  const Heads h(c, il);
+  if (h.n > 0) {
+    const std::int64_t n_part = c.plan.layout().tp, one = 2 + m.kv_latent;
+    const View<const float> parts(c.work.parts.data, n_part * c.batch.n_tok, m.n_head * one);
+    c.backend.mla_combine(h.ctx, parts.columns(c.plan.heads(c.rank, il).begin * one, h.n * one),
+                          n_part, h.n);
+    const Weight& v_b = c.weights.matrix(Role::kMlaVB, il);
+    c.backend.head_matmul(h.o, v_b.n_out, h.ctx, v_b.n_in, v_b);
+  }
+  end(c, il, h);
 }
 
 }  // namespace k3

@@ -205,6 +205,10 @@ void check_layout(const Layout& layout, std::int64_t n_layer) {
     refuse("--pp " + std::to_string(layout.pp) + ": valid: 1 to " + std::to_string(n_layer) +
            ", as many stages as the model has layers");
   }
+  if (layout.kv_shard && layout.policy == ShardPolicy::kExpertsOnly)
+    refuse(
+        "--kv-shard: policy experts-only keeps attention whole on every rank: valid: --policy "
+        "full");
   const int groups = layout.expert_groups;
   if (groups == 0) return;
   if (groups < 0 || groups > layout.tp || layout.tp % groups != 0) {

@@ -108,6 +108,10 @@ CollectiveCounts Plan::collectives(int rank) const {
   for (auto il = static_cast<int>(b.begin); il < b.end; ++il) {
     at(Point::kMoeLatent) += !is_dense(il);
     if (!full) continue;
+    const bool cuts_rows =
+        layout_.cuts_rows() && config_.layers[static_cast<std::size_t>(il)].is_mla;
+    at(Point::kMlaQuery) += cuts_rows;
+    at(Point::kMlaParts) += cuts_rows;
     at(Point::kAttnOut) += 1;
     at(Point::kRouterLatent) += !is_dense(il);
     at(Point::kFfnOut) += 1;

@@ -27,6 +27,7 @@ void each_option(Config& c, const Visit& visit) {
   visit("pp", c.layout.pp);
   visit("policy", c.layout.policy);
   visit("expert-groups", c.layout.expert_groups);
+  visit("kv-shard", c.layout.kv_shard);
   visit("backend", c.backend);
   visit("comm", c.comm);
   visit("precision", c.precision);

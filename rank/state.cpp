@@ -13,6 +13,11 @@ namespace {
 
 std::uint64_t cache_elem_bytes(CacheType type) { return type == CacheType::kF32 ? 4 : 2; }
 
+// Rows of a slot that a rank keeps: as many as the one that keeps most, so that all ranks have the same room.
+std::int64_t rows_kept(const Layout& layout, std::int64_t n_ctx) {
+  return row_shard(layout, 0).rows(n_ctx);
+}
+
 struct LayerBytes {
   std::uint64_t s = 0, window = 0, rows = 0;
 };
@@ -22,7 +27,8 @@ LayerBytes layer_bytes(const Plan& plan, int rank, int layer, const StateShape& 
   LayerBytes b;
   const auto slots = static_cast<std::uint64_t>(shape.n_slot);
   if (c.layers[static_cast<std::size_t>(layer)].is_mla) {
-    b.rows = slots * static_cast<std::uint64_t>(shape.n_ctx * c.cache_row()) *
+    b.rows = slots *
+             static_cast<std::uint64_t>(rows_kept(plan.layout(), shape.n_ctx) * c.cache_row()) *
              cache_elem_bytes(shape.cache);
   } else {
     const std::int64_t heads = plan.heads(rank, layer).size();
@@ -37,6 +43,14 @@ LayerBytes layer_bytes(const Plan& plan, int rank, int layer, const StateShape& 
 
 }  // namespace
 
+RowShard row_shard(const Layout& layout, int rank) {
+  RowShard s;
+  if (!layout.cuts_rows()) return s;
+  s.part = layout.tp_rank(rank);
+  s.n_part = layout.tp;
+  return s;
+}
+
 std::uint64_t state_bytes(const Plan& plan, int rank, const StateShape& shape) {
   std::uint64_t sum = 0;
   const Band layers = plan.layers(rank);
@@ -48,11 +62,12 @@ std::uint64_t state_bytes(const Plan& plan, int rank, const StateShape& shape) {
 }
 
 std::uint64_t state_bytes_per_position(const Plan& plan, int rank, const StateShape& shape) {
-  StateShape one = shape;
-  one.n_ctx = 1;
-  StateShape none = shape;
+  const RowShard shard = row_shard(plan.layout(), rank);
+  StateShape round = shape, none = shape;
+  round.n_ctx = shard.n_part == 1 ? 1 : shard.n_part * shard.block;
   none.n_ctx = 0;
-  return state_bytes(plan, rank, one) - state_bytes(plan, rank, none);
+  return (state_bytes(plan, rank, round) - state_bytes(plan, rank, none)) /
+         static_cast<std::uint64_t>(round.n_ctx);
 }
 
 State::State(Backend& backend, const Plan& plan, int rank, const StateShape& shape)
@@ -72,7 +87,8 @@ State::State(Backend& backend, const Plan& plan, int rank, const StateShape& sha
     if (c.layers[static_cast<std::size_t>(il)].is_mla) {
       mla.rows = take(b.rows);
       mla.type = shape.cache;
-      mla.n_ctx = shape.n_ctx;
+      mla.n_ctx = rows_kept(plan.layout(), shape.n_ctx);
+      mla.shard = row_shard(plan.layout(), rank);
       mla.kv_latent = c.kv_latent;
       mla.rope = c.rope;
     } else {
@@ -96,7 +112,7 @@ void State::each_part(int slot, std::int64_t length, const F& f) const {
     if (const MlaCache& c = mla_[i]; c.rows != nullptr) {
       const std::size_t row = bytes_of(c.kv_latent + c.rope, cache_elem_bytes(c.type));
       f(c.rows + static_cast<std::size_t>(slot * c.n_ctx) * row,
-        static_cast<std::size_t>(length) * row);
+        static_cast<std::size_t>(c.shard.rows(length)) * row);
       continue;
     }
     const KdaState& k = kda_[i];
@@ -270,8 +286,9 @@ void State::fabricate(Backend& backend, int slot, std::int64_t length, std::uint
       const std::int64_t row = width * static_cast<std::int64_t>(cache_elem_bytes(c.type));
       const std::vector<std::byte> pattern =
           random_elements(std::min(kPatternRows, length) * width, c.type, 1.0f, rng);
-      for (std::int64_t at = 0; at < length; at += kPatternRows) {
-        const std::int64_t n = std::min(kPatternRows, length - at);
+      const std::int64_t kept = c.shard.rows(length);
+      for (std::int64_t at = 0; at < kept; at += kPatternRows) {
+        const std::int64_t n = std::min(kPatternRows, kept - at);
         backend.upload(c.rows + (slot * c.n_ctx + at) * row, pattern.data(),
                        static_cast<std::size_t>(n * row));
       }

@@ -17,9 +17,12 @@ struct StateShape {
   CacheType cache = CacheType::kF32;
 };
 
+// The positions whose rows `rank` keeps.
+RowShard row_shard(const Layout& layout, int rank);
+
 // Device bytes that State takes on `rank`: what a context costs, before anything is allocated.
 std::uint64_t state_bytes(const Plan& plan, int rank, const StateShape& shape);
-// Of these, the bytes that grow with n_ctx, per position.
+// Of these, the bytes that grow with n_ctx, per position; where rows are cut, the rank's share of them.
 std::uint64_t state_bytes_per_position(const Plan& plan, int rank, const StateShape& shape);
 
 class State {

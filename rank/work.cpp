@@ -10,6 +10,7 @@ constexpr std::uint64_t kAlign = 256;  // bytes; what device loads of 16 bytes a
 // Widest bands of this rank's layers.
 struct Widths {
   std::int64_t kda = 0, heads = 0, q = 0, q_abs = 0, ctx = 0, o = 0, packed = 0, ffn = 0, vocab = 0;
+  std::int64_t q_all = 0, part = 0;  // of all heads; 0 where the cache is whole
 };
 
 Widths widths(const Plan& plan, int rank) {
@@ -25,6 +26,10 @@ Widths widths(const Plan& plan, int rank) {
       w.q_abs = std::max(w.q_abs, heads * m.cache_row());
       w.ctx = std::max(w.ctx, heads * m.kv_latent);
       w.o = std::max(w.o, heads * m.value_len);
+      if (plan.layout().cuts_rows()) {
+        w.q_all = m.n_head * m.cache_row();
+        w.part = m.n_head * (2 + m.kv_latent);
+      }
     } else {
       w.kda = std::max(w.kda, heads * m.kda_head_dim);
       w.o = std::max(w.o, heads * m.kda_head_dim);
@@ -95,6 +100,9 @@ std::uint64_t Work::carve(std::byte* base, const Plan& plan, int rank,
   per_tok(c, m.cache_row());
   per_tok(q_abs, w.q_abs);
   per_tok(ctx, w.ctx);
+  per_tok(q_all, w.q_all);
+  per_tok(part, w.part);
+  per_tok(parts, plan.layout().tp * w.part);
   per_tok(packed, w.packed);
   per_tok(gathered, m.n_expert + m.moe_latent);
   per_tok(router, m.n_expert);

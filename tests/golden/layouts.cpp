@@ -1,6 +1,6 @@
 // Every fixture model under one layout: goldens, greedy continuation, chunk sizes. One launch covers all models, so that
 // CI can afford many layouts:
-//   mpirun -n 3 layouts --tp 3 --chunks 1,7,64,0 [--policy experts-only] [--pp M] [--every-chunk] [--models a,b] [--threads n]
+//   mpirun -n 3 layouts --tp 3 --chunks 1,7,64,0 [--policy experts-only] [--kv-shard] [--pp M] [--every-chunk] [--models a,b] [--threads n]
 // Without --every-chunk a model takes one of the chunk sizes, another one each model, so that over the layouts each meets all.
 // Prints a line a run: model, sequence, layout, chunk, largest difference, tolerance. Exit 1 where one is out of bounds.
 #include <algorithm>
@@ -49,6 +49,10 @@ Options parse(int argc, char** argv) {
     const std::string key = argv[i];
     if (key == "--every-chunk") {
       o.every_chunk = true;
+      continue;
+    }
+    if (key == "--kv-shard") {
+      o.layout.kv_shard = true;
       continue;
     }
     if (key == "--cuda") {
@@ -139,7 +143,9 @@ class Runner {
         "%-22s %-5s tp %d pp %d %-12s chunk %4lld  max abs %.2e of %.2e  ggml kld %.2e of %.2e  "
         "%s\n",
         m.name.c_str(), s.name.c_str(), o_.layout.tp, o_.layout.pp,
-        o_.layout.policy == ShardPolicy::kFull ? "full" : "experts-only",
+        o_.layout.kv_shard                       ? "kv-shard"
+        : o_.layout.policy == ShardPolicy::kFull ? "full"
+                                                 : "experts-only",
         static_cast<long long>(chunk), worst, s.exact_max_abs, kld, s.ggml_mean_kld,
         ok ? "ok" : "FAILED");
     std::fflush(stdout);

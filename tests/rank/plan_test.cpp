@@ -298,6 +298,12 @@ TEST_CASE("collectives of a step follow from the plan") {
   CHECK(count(full, 3, Point::kMoeLatent) == 92);
   CHECK(count(full, 3, Point::kFfnOut) == 93);
   CHECK(count(full, 3, Point::kStageHandOff) == 0);
+  CHECK(count(full, 3, Point::kMlaQuery) + count(full, 3, Point::kMlaParts) == 0);
+  const Plan cut = o.plan({8, 1, ShardPolicy::kFull, 0, true});
+  CHECK(count(cut, 3, Point::kMlaQuery) == 24);
+  CHECK(count(cut, 3, Point::kMlaParts) == 24);
+  CHECK(count(cut, 3, Point::kAttnOut) == 93);
+  CHECK_THROWS_AS(o.plan({8, 1, ShardPolicy::kExpertsOnly, 0, true}), std::invalid_argument);
   const Plan experts = o.plan({8, 1, ShardPolicy::kExpertsOnly, 0});
   CHECK(count(experts, 0, Point::kMoeLatent) == 92);
   CHECK(count(experts, 0, Point::kEmbed) + count(experts, 0, Point::kAttnOut) == 0);

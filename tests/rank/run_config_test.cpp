@@ -17,7 +17,7 @@ RunConfig unusual() {
   c.synthetic = "k3-8l";
   c.synthetic_seed = 7;
   c.ignore_split_count = true;
-  c.layout = {3, 2, k3::ShardPolicy::kExpertsOnly, 3};
+  c.layout = {3, 2, k3::ShardPolicy::kExpertsOnly, 3, true};
   c.comm = "mpi";
   c.precision = k3::Precision::kFast;
   c.reproducible = true;

@@ -15,12 +15,14 @@ namespace {
 constexpr std::int64_t kContext = 64;
 
 // Runs `body` on rank 0 of an engine of three slots.
-void with_engine(int ranks, CacheType cache, const std::function<void(Engine&)>& body) {
+void with_engine(int ranks, CacheType cache, const std::function<void(Engine&)>& body,
+                 bool kv_shard = false, std::int64_t n_ctx = kContext) {
   run_ranks(ranks, [&](Comm& world) {
     RunConfig c;
     c.model = std::string(K3_TEST_DATA) + "/models/k3-deep-f32.gguf";
     c.layout.tp = ranks;
-    c.n_ctx = kContext;
+    c.layout.kv_shard = kv_shard;
+    c.n_ctx = n_ctx;
     c.n_slot = 3;
     c.cache = cache;
     const auto backend = make_cpu_backend(1);
@@ -98,6 +100,38 @@ TEST_CASE("a sequence that was kept comes back in any slot, as often as wanted")
     e.forget(kept);
     CHECK_THROWS_AS(e.restore(kept, 0), std::invalid_argument);
   });
+}
+
+TEST_CASE("where the cache's rows are cut over ranks each keeps and forks its share") {
+  // Blocks of 64 rows: the prompt ends in the second rank's, the rest of it crosses into the third's and the first's again.
+  const auto prompt = ids(100, 4), more = ids(120, 5);
+  const auto fork_and_restore = [&](Engine& e) {
+    const auto expected = fresh(e, 0, prompt, more);
+    e.reset(0);
+    last_logits(e, 0, prompt);
+    e.fork(0, 1);
+    const std::uint64_t kept = e.save(0);
+    last_logits(e, 0, ids(150, 6));
+    CHECK(last_logits(e, 1, more) == expected);
+    e.restore(kept, 2);
+    CHECK(last_logits(e, 2, more) == expected);
+  };
+  for (const CacheType cache : {CacheType::kF32, CacheType::kF16})
+    with_engine(3, cache, fork_and_restore, true, 256);
+}
+
+TEST_CASE(
+    "ranks that share the cache's rows hold as many bytes each, for a share of the positions") {
+  std::vector<RankReport> whole, cut;
+  with_engine(
+      3, CacheType::kF32, [&](Engine& e) { whole = e.reports(); }, false, 3 * 128);
+  with_engine(
+      3, CacheType::kF32, [&](Engine& e) { cut = e.reports(); }, true, 3 * 128);
+  REQUIRE(cut.size() == 3);
+  for (std::size_t r = 0; r < 3; ++r) {
+    CHECK(cut[r].state_bytes - cut[0].state_bytes == whole[r].state_bytes - whole[0].state_bytes);
+    CHECK(cut[r].state_bytes < whole[r].state_bytes);
+  }
 }
 
 TEST_CASE("a kept sequence remembers its tokens for the penalties") {
